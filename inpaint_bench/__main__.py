@@ -1,7 +1,5 @@
 """`python -m inpaint_bench VERB ...`, the same as `inpaint-bench VERB ...`."""
 
-from __future__ import annotations
-
 import sys
 
 

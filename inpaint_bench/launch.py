@@ -1,7 +1,5 @@
 """`launch`: submit a sweep to every site; without -m run one point on this machine."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """What a job starts with, `python -m launchers.entry FOLDER FILE...`: run the point in the file of its array task."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

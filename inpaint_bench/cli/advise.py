@@ -1,7 +1,5 @@
 """`advise`: which site, card, batch and recipe, from measured and published rates. Loads no torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 Analysis is imported where it is used: `--help` does without it.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 from collections.abc import Sequence

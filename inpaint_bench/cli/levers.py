@@ -1,7 +1,5 @@
 """`levers`: every lever and bundle with what it does, and where measurements of this checkout show that it helps."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`new`: the first file of a site or of a GPU, filled from what this machine's Slurm or NVML reports."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

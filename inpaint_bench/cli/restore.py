@@ -1,7 +1,5 @@
 """`restore`: repaint the masked parts of a folder of images, and print what was done."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

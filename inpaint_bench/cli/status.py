@@ -1,7 +1,5 @@
 """`status`: show the state of every point of a sweep. docs/running.md lists the fields of `--json`."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections import Counter

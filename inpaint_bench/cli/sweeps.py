@@ -3,8 +3,6 @@
 `cancel` stops no command that is still submitting from the sweep: its jobs are cancelled when it has ended.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial

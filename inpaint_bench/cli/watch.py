@@ -111,8 +111,8 @@ def run_watch(
                 curves.start()
                 curves.note_link()
                 if process:
-                    return _follow(process, run_dir, manifest, sidecar, signals)
-                return _run(command, run_dir, manifest, sidecar, images or 0, signals)
+                    return _follow(process, manifest, sidecar, signals)
+                return _run(command, manifest, sidecar, images or 0, signals)
         except BaseException as error:  # our own bug, or a full disk
             if manifest.record.status == Status.RUNNING:
                 manifest.finish(Status.FAILED, Reason.APP_ERROR, f"watch: {error!r}")
@@ -121,14 +121,12 @@ def run_watch(
             sidecar.stop()
 
 
-def _run(
-    command: list[str], run_dir: Path, manifest: ManifestFile, sidecar: SidecarClient, images: int, signals: _Signals
-) -> int:
+def _run(command: list[str], manifest: ManifestFile, sidecar: SidecarClient, images: int, signals: _Signals) -> int:
     """Run the command in a measure window, and write how both ended."""
     if early := signals.ending():
         manifest.finish(Status.INTERRUPTED, Reason.CANCELLED, f"received {early.name} before the command was started")
         return 128 + early
-    windows = Windows(run_dir)
+    windows = Windows(manifest.run_dir)
     window = windows.open(WindowKind.MEASURE)
     try:
         process = subprocess.Popen(command, process_group=None if signals.at_terminal else 0)
@@ -142,37 +140,34 @@ def _run(
     windows.stop_clock(window)  # before anything else: this is where the energy ends
     status, reason, ended = _outcome(code, signals.ending())
     window.images = images if status is Status.COMPLETED else 0
-    _finish(windows, window, run_dir, manifest, sidecar, status, reason, ended)
+    _finish(windows, window, manifest, sidecar, status, reason, ended)
     return code if code >= 0 else 128 - code
 
 
-def _follow(
-    process: _RunningProcess, run_dir: Path, manifest: ManifestFile, sidecar: SidecarClient, signals: _Signals
-) -> int:
+def _follow(process: _RunningProcess, manifest: ManifestFile, sidecar: SidecarClient, signals: _Signals) -> int:
     """Record a measure window until the process ends or a signal arrives, and write how it ended."""
     if process.has_ended(0.0):
         message = f"--attach {process.pid}: the process ended before the first sample; nothing was measured"
         manifest.finish(Status.FAILED, Reason.NEVER_STARTED, message)
         raise UserError(message)
-    windows = Windows(run_dir)
+    windows = Windows(manifest.run_dir)
     window = windows.open(WindowKind.MEASURE)
     while not (asked := signals.ending()) and not process.has_ended(POLL_S):
         pass
     windows.stop_clock(window)
     if asked in (None, signal.SIGINT):  # Ctrl-C is how one stops to look
         ended = "the process ended; its exit code is not known" if asked is None else "detached by SIGINT"
-        _finish(windows, window, run_dir, manifest, sidecar, Status.COMPLETED, None, ended)
+        _finish(windows, window, manifest, sidecar, Status.COMPLETED, None, ended)
         return 0
     cause = slurm_job.query()
     reason = (cause and cause.reason) or Reason.CANCELLED
-    _finish(windows, window, run_dir, manifest, sidecar, Status.INTERRUPTED, reason, f"received {asked.name}")
+    _finish(windows, window, manifest, sidecar, Status.INTERRUPTED, reason, f"received {asked.name}")
     return 128 + asked
 
 
 def _finish(
     windows: Windows,
     window: Window,
-    run_dir: Path,
     manifest: ManifestFile,
     sidecar: SidecarClient,
     status: Status,
@@ -187,9 +182,9 @@ def _finish(
         manifest.finish(status, reason, ended)
         if state.status not in ("complete", "none"):
             print_error(f"the telemetry sidecar ended as {state.status}; this run will not count")
-        log.info("%s after %.1f s: %s", status, window.seconds, ended or run_dir)
+        log.info("%s after %.1f s: %s", status, window.seconds, ended or manifest.run_dir)
     except OSError as error:  # a full disk: the exit code of the command is returned all the same
-        lost = f"{error.filename or run_dir}: {error.strerror}; this run will not count"
+        lost = f"{error.filename or manifest.run_dir}: {error.strerror}; this run will not count"
         with suppress(OSError):
             manifest.finish(Status.FAILED, Reason.APP_ERROR, lost)
         with suppress(OSError):

@@ -1,7 +1,5 @@
 """Exit codes of every command, and the one place where errors become sentences."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

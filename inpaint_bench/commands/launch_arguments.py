@@ -1,7 +1,5 @@
 """The arguments of `launch`: Hydra's options and overrides in any order, their completion, help and refusal."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ A cell is left alone while points of it are queued or run elsewhere, and if poin
 again, and no repetition makes up for a failure. launchers/points/repetitions.py describes the stopping rule.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

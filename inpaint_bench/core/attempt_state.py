@@ -4,8 +4,6 @@
 source that is missing, and both of two that contradict each other.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import stat

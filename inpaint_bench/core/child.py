@@ -4,8 +4,6 @@ Each gets a session of its own. Ctrl-C goes to this process alone, which decides
 child has started ends with it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ Interpolations are written as their values, except those that only the reader ca
 what is known of a prepared dataset. Nothing that is read is executed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Tables and text for a terminal, and for a pipe or a file if the output is not one."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shlex

@@ -4,8 +4,6 @@ Credentials are removed from URLs. torch is not imported here: if the process ha
 versions are read from the module, otherwise from the package metadata.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

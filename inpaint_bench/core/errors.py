@@ -1,7 +1,5 @@
 """Errors that end a command with one or two sentences instead of a traceback."""
 
-from __future__ import annotations
-
 import errno
 
 # A network file system does not answer, or its ticket has expired: such an error does not say what lies there.

@@ -1,7 +1,5 @@
 """Atomic replacement of files and folders, and bounded reading: no link, pipe or endless file surprises a command."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Hydra's side of the configuration: what it must know before it composes, and its errors as one sentence."""
 
-from __future__ import annotations
-
 import filecmp
 import os
 import re

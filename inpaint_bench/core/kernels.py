@@ -5,8 +5,6 @@ inpaint_bench.kernels) and NCCL; on a CPU the names of operators, as the profile
 little: two operators in one fused kernel, a copy that may be a cast. What is assumed then is said beside the rule.
 """
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from functools import lru_cache
@@ -54,6 +52,7 @@ _COPIES = f"({_COPIES}|_scaled_dot_product_([a-z]+_)*attention(_backward)?)"
 RULES: tuple[tuple[str, KernelClass, str], ...] = (
     ("^autograd::|Backward[0-9]+$", _C.OTHER, "autograd"),  # on a CPU: they contain the operators that count
     ("nccl", _C.COMMUNICATION, "NCCL"),
+    ("^Memcpy PtoP|_mean_over_ranks|symmetric_memory", _C.COMMUNICATION, "peer copies"),
     ("^(gloo:|c10d::)", _C.COMMUNICATION, "gloo"),
     ("^Memcpy", _C.COPY, "memcpy"),
     ("^Memset", _C.COPY, "memset"),

@@ -6,8 +6,6 @@ docs/configuration.md and the questions after a wrong key are made of it:
     python -m inpaint_bench.core.key_docs > docs/configuration.md
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

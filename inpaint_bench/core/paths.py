@@ -1,7 +1,5 @@
 """Folders of the configuration and the templates: in a checkout, in a wheel, or in a sweep's code snapshot."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 tables, status and reason codes. The columns are in tables.py: they load pyarrow, which most commands do not need.
 """
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from typing import Final

@@ -4,8 +4,6 @@ dataset.json holds the SHA-256 of the small files and of itself; directories.jso
 of every other file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Signals that ask a process to end: raised as an exception at once, or deferred to the end of a block."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

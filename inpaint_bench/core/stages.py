@@ -3,8 +3,6 @@
 A stage within another one is not counted in the outer one. What no stage covers is `other`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

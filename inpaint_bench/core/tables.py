@@ -4,8 +4,6 @@ Column names carry their unit. A value that the hardware did not give is null, a
 reason; it is never zero and never another metric under this name.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import pyarrow as pa

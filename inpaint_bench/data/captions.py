@@ -1,7 +1,5 @@
 """Prompts from a file of captions as COCO has them, `captions_val2014.json`: drawn by a seed, the same everywhere."""
 
-from __future__ import annotations
-
 import hashlib
 
 import msgspec

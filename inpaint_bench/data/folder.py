@@ -1,8 +1,6 @@
 """A folder of photographs. Each is read and decoded once when the folder is opened, so that unusable images are listed
 with the reason before the first step, instead of ending the run in its third hour."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import logging

@@ -6,8 +6,6 @@ to the folder, white = repaint). What is beyond this form is refused or said, ne
 are rationals in the GPS directory (EXIF 2.32, 4.6.6).
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

@@ -4,8 +4,6 @@ A stream that starts at a later draw is, to the bit, the rest of the stream from
 does not change it, except with WebDataset, which has a stream of its own that starts at whole batches (ShardStream).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random

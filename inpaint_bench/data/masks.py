@@ -3,8 +3,6 @@
 Every kind is drawn in shares of the image's side, so that its coverage does not depend on the resolution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Open the image source that a configuration names."""
 
-from __future__ import annotations
-
 from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.config.levers import RecipeConfig
 

@@ -3,8 +3,6 @@
 A row is read with its row group, of which `datasets` writes one for 100 images; nothing else stays in memory.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import re

@@ -4,8 +4,6 @@ Whatever ends the work early (a full disk, a signal, a bad file) leaves nothing 
 can leave the hidden folder; the next `prepare` removes it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import hashlib

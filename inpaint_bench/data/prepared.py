@@ -9,8 +9,6 @@ pixels.h5            dataset `pixels`, the same, one image per chunk, uncompress
 shards/000000.tar    members `<id>.jpg`, the bytes of images/ (format `webdataset`)
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import math

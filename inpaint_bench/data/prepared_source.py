@@ -1,7 +1,5 @@
 """A dataset that `prepare` wrote, read in one of its formats; see prepared.py for its files."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

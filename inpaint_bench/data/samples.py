@@ -16,8 +16,6 @@ A batch, `B` images of `R` x `R` pixels, drawn from `D` distinct texts:
 The last three are missing with `pixels=False`, the last two with `masked=False`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The protocol of an image source, and its split into training and validation by whole geographic blocks."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from typing import Any

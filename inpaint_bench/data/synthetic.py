@@ -6,8 +6,6 @@ is a function of (seed, index) alone, so every worker, machine and attempt gets 
 cheap enough that a few loader processes keep a GPU busy, structured enough that a loss falls.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """From a decoded file to the network's pixels: upright, RGB, cropped to the centre square, resized."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import logging

@@ -6,8 +6,6 @@ each channel becomes -1, its highest 1 (Med-DDPM scales each slice of a whole he
 to the nearest one. Everything that a run uses is read and checked before its first step.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import importlib.util

@@ -4,8 +4,6 @@ To add one: a class in a module of this package with `field` set to its field in
 lever needs of a workload. A lever that cannot run is an error with its reason; nothing is substituted.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

@@ -52,16 +52,19 @@ class Verification(NamedTuple):
 class Lever(Generic[E]):
     """One field of `RecipeConfig`. Its methods are called only if the field differs from its default.
 
-    A class with a `field` is registered by its definition. What it needs of a workload stands with that field in
-    `RecipeConfig`, and is checked before anything is submitted.
+    A class with a `field`, or several `fields` that are read back alike, is registered by its definition. What it needs
+    of a workload stands with that field in `RecipeConfig`, and is checked before anything is submitted.
     """
 
-    field: ClassVar[str]
+    field: str
+    fields: ClassVar[Iterable[str]] = ()
     phase: ClassVar[int] = Phase.EXECUTION
 
     def __init_subclass__(cls) -> None:
-        if "field" in cls.__dict__:
-            insort(REGISTRY, cls(), key=lambda lever: lever.phase)
+        for name in cls.__dict__.get("fields", [cls.field] if "field" in cls.__dict__ else []):
+            lever = cls()
+            lever.field = name
+            insort(REGISTRY, lever, key=lambda lever: lever.phase)
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         """Return why the lever cannot run on this machine, in a sentence, or None. Builds nothing.

@@ -1,7 +1,5 @@
 """Where the inputs of a step come from: loader settings, formats, and caches of the frozen networks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from inpaint_bench.core.stages import stage
@@ -12,10 +10,10 @@ from inpaint_bench.models.training_step import StepComponents
 from .base import Lever, Observation, Phase, Verification
 
 
-class _LoaderSetting(Lever[StepComponents]):
+class LoaderSetting(Lever[StepComponents]):
     """A setting that the loader reads from the recipe and reports."""
 
-    phase = Phase.DATA
+    fields, phase = ("format", "stage_to", "num_workers", "prefetch_factor"), Phase.DATA
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         batches = observed.execution.batches
@@ -27,31 +25,7 @@ class _LoaderSetting(Lever[StepComponents]):
         return Verification(setting["effective"], text)
 
 
-class Format(_LoaderSetting):
-    """The copy of prepared data that is read."""
-
-    field = "format"
-
-
-class StageTo(_LoaderSetting):
-    """Data that is first copied to the node's disk or memory."""
-
-    field = "stage_to"
-
-
-class NumWorkers(_LoaderSetting):
-    """Processes that load."""
-
-    field = "num_workers"
-
-
-class PrefetchFactor(_LoaderSetting):
-    """Batches that each of them prepares ahead."""
-
-    field = "prefetch_factor"
-
-
-class PinMemory(_LoaderSetting):
+class PinMemory(LoaderSetting):
     """Batches in page-locked host memory."""
 
     field = "pin_memory"
@@ -62,7 +36,7 @@ class PinMemory(_LoaderSetting):
         return Verification(all(pinned), text)
 
 
-class NonBlocking(_LoaderSetting):
+class NonBlocking(LoaderSetting):
     """Asynchronous copies of batches to the GPU."""
 
     field = "non_blocking"

@@ -1,7 +1,5 @@
 """How the networks are executed: layout, kernels, recomputation, micro-batches, torch.compile, CUDA graph."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable

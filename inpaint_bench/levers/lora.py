@@ -1,7 +1,5 @@
 """LoRA adapters in the place of the UNet's weights (models/adapters.py)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -55,16 +53,10 @@ class Rank(Lever[StepComponents]):
         return Verification(effective, text, frozen and moved and len(ranks) == 1)
 
 
-class _OfAdapters(Lever[StepComponents]):
-    """A property of the adapters."""
-
-    phase = Phase.ADAPTERS
-
-
-class Alpha(_OfAdapters):
+class Alpha(Lever[StepComponents]):
     """What scales their product, over the rank."""
 
-    field = "lora_alpha"
+    field, phase = "lora_alpha", Phase.ADAPTERS
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         layers = adapters.layers(observed.execution.networks.unet).values()
@@ -73,10 +65,10 @@ class Alpha(_OfAdapters):
         return Verification(sorted(found), text)
 
 
-class Targets(_OfAdapters):
+class Targets(Lever[StepComponents]):
     """Which layers of the UNet have one."""
 
-    field = "lora_targets"
+    field, phase = "lora_targets", Phase.ADAPTERS
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         networks = observed.execution.networks
@@ -85,10 +77,10 @@ class Targets(_OfAdapters):
         return Verification(len(layers), _kinds(layers, targets["all"]), bool(more))
 
 
-class FrozenStorage(_OfAdapters):
+class FrozenStorage(Lever[StepComponents]):
     """The frozen weights of the transformer's blocks in 8 or 4 bits (kernels/linear.py)."""
 
-    field = "frozen_storage"
+    field, phase = "frozen_storage", Phase.ADAPTERS
 
     def apply(self, execution: StepComponents) -> None:
         for block in execution.networks.unet.blocks:
@@ -111,10 +103,10 @@ class FrozenStorage(_OfAdapters):
         return Verification(effective, f"{text}, in 16 bits {weights / 2**19:,.1f}")
 
 
-class TextEncoder(_OfAdapters):
+class TextEncoder(Lever[StepComponents]):
     """Adapters in the text encoder, which is then no longer frozen."""
 
-    field = "lora_text_encoder"
+    field, phase = "lora_text_encoder", Phase.ADAPTERS
 
     def apply(self, execution: StepComponents) -> None:
         execution.train_text_encoder = True

@@ -1,7 +1,5 @@
 """Networks of our own in place of diffusers': channels-last throughout, with fused kernels."""
 
-from __future__ import annotations
-
 import torch
 
 from inpaint_bench.core.config.bench import BenchConfig

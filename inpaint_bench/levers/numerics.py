@@ -1,7 +1,5 @@
 """How numbers are rounded and weights are updated: autocast, TF32, types of the weights, AdamW variants, EMA."""
 
-from __future__ import annotations
-
 from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
@@ -46,9 +44,9 @@ class Autocast(Lever[Execution]):
 
 
 class Tf32(Lever[Execution]):
-    """TF32 for matmuls and convolutions that stay fp32."""
+    """TF32 for matmuls and convolutions that stay fp32, or for the convolutions alone."""
 
-    field, phase = "tf32", Phase.WEIGHTS
+    fields, phase = ("tf32", "tf32_convolutions"), Phase.WEIGHTS
 
     def available(self, bench: BenchConfig, device: torch.device) -> str | None:
         if torch.cuda.get_device_capability(device) < (8, 0):
@@ -60,12 +58,6 @@ class Tf32(Lever[Execution]):
         # CUTLASS names TF32 kernels by the shape of their tensor-core instruction: s1688.
         text = f"matmul {matmul}, convolution {conv}; {observed.count('tf32|s1688')} kernels name tf32"
         return Verification({"matmul": matmul, "conv": conv}, text)
-
-
-class Tf32Convolutions(Tf32):
-    """TF32 for convolutions that stay fp32, and not for matmuls."""
-
-    field = "tf32_convolutions"
 
 
 class Weights(Lever[Execution]):

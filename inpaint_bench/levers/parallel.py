@@ -1,7 +1,5 @@
 """How several ranks exchange gradients, and what each keeps (models/parallel/)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -14,16 +12,22 @@ from inpaint_bench.models.training_step import StepComponents
 from .base import Lever, Observation, Verification
 
 
-class _DdpSwitch(Lever[StepComponents]):
-    """A switch of DDP, which is set when it wraps the UNet."""
+class DdpSwitch(Lever[StepComponents]):
+    """A switch of DDP, which is set when it wraps the UNet. The first bucket is smaller, which is DDP's own choice."""
 
-    logged: str  # its name in DDP's own log
+    logged = {  # their names in DDP's own log
+        "bucket_mb": "bucket_cap_bytes",
+        "bucket_view": "gradient_as_bucket_view",
+        "static_graph": "static_graph",
+        "compress": "comm_hook",
+    }
+    fields = tuple(logged)
 
     def verify(self, observed: Observation[StepComponents]) -> Verification:
         parallel = observed.execution.parallel
         assert parallel is not None
-        value = parallel.ddp._get_ddp_logging_data().get(self.logged)
-        return Verification(value, f"{self.logged} read from DDP's log")
+        logged = self.logged[self.field]
+        return Verification(parallel.ddp._get_ddp_logging_data().get(logged), f"{logged} read from DDP's log")
 
 
 class Exchange(Lever[StepComponents]):
@@ -45,30 +49,6 @@ class Exchange(Lever[StepComponents]):
         exchange = observed.execution.parallel.exchange
         groups = exchange.groups if exchange else 0
         return Verification(groups, f"{groups} groups of gradients were averaged in the last eager step")
-
-
-class BucketSize(_DdpSwitch):
-    """MiB of gradients that are averaged at once. The first bucket is smaller, which is DDP's own choice."""
-
-    field, logged = "bucket_mb", "bucket_cap_bytes"
-
-
-class BucketView(_DdpSwitch):
-    """Gradients are views into the buckets."""
-
-    field, logged = "bucket_view", "gradient_as_bucket_view"
-
-
-class StaticGraph(_DdpSwitch):
-    """The set of used parameters never changes, nor their order."""
-
-    field, logged = "static_graph", "static_graph"
-
-
-class Compress(_DdpSwitch):
-    """Gradients travel as bf16, which halves their bytes."""
-
-    field, logged = "compress", "comm_hook"
 
 
 class Sharding(Lever[StepComponents]):

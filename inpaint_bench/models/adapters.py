@@ -4,8 +4,6 @@ A layer W x becomes W x + alpha / rank * B A x. B starts at zero, so that the fi
 is drawn from the default generator. Adapters are fp32, whatever the type of the weights beneath them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Writing a cache of the frozen networks' outputs (latent_cache.py): one pass over a data set, for `prepare`."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -1,7 +1,5 @@
 """How the networks of a workload run: as the baseline of the device, then as the levers of the recipe change it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ forward passes by convention (the backward pass costs two), which is 0.1 % above
 layer needs no gradient of its input. Norms and elementwise work are not counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -17,8 +17,6 @@ FLUX have 32 channels):
 | cache.json | | `CacheDescription` |
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

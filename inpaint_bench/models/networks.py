@@ -1,7 +1,5 @@
 """The networks of a model: what a training step uses, built with random or loaded weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ Stochastic rounding adds uniform bits below the last one that bf16 keeps: right 
 would lose every update smaller than half a unit in the last place (at a learning rate of 1e-5: most).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

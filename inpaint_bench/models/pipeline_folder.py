@@ -6,8 +6,6 @@ positions, and `model.weights=folder` loads both here. Pickled weights (`.bin`, 
 run code.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

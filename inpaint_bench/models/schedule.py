@@ -1,7 +1,5 @@
 """The keys of a training that decide an update: optimizer, weight decay, and the learning rate of each step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 `launch` asks before anything is queued, `pipeline_folder` before anything is loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

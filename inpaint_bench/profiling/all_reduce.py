@@ -3,8 +3,6 @@
 Rank 0 prints a JSON line. Without a GPU it runs over gloo, on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

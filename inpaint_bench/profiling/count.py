@@ -5,8 +5,6 @@ names depend on card, libraries and recipe. Counting replays every kernel, so th
 does nothing else: `python -m inpaint_bench.profiling.count FILE`, under ncu. Nothing is timed.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging

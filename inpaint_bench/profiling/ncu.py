@@ -1,7 +1,5 @@
 """Nsight Compute: which kernels it counts, how it is started, what it prints, and why no counter could be read."""
 
-from __future__ import annotations
-
 import csv
 import math
 import os

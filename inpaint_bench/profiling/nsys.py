@@ -4,8 +4,6 @@ The steps run after the measured windows in a process of their own, `python -m i
 under nsys. The sums are of nsys's export to SQLite, in which a table exists only if it has rows; times are in ns.
 """
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 import sys

@@ -4,8 +4,6 @@ The kernels of a call are recorded with torch.profiler, on a CPU its operators. 
 in the manifest: what was measured before it stays valid.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -1,7 +1,5 @@
 """Pictures of results: images side by side (original, masked, restored), and slices of volumes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

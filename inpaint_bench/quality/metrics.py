@@ -15,8 +15,6 @@ One of restored images that cannot be computed is reported with the reason, neve
   2,048 features full rank. The workload fid_clip computes it, with torch-fidelity's Inception of 2015.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Slurm's warning and Ctrl-C go to rank 0 alone, which lets the others end at a st
 agent ends the others of its node; what happened to it is written to the run directory, where other nodes find it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -3,8 +3,6 @@
 Importing this module imports torch.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -9,8 +9,6 @@ A checkpoint is written under a hidden name, synced and renamed; older ones are 
 the same step is `step-00000123.1`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

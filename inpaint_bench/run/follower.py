@@ -3,8 +3,6 @@
 It writes no files, but for the telemetry of a node that rank 0 is not on.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import ExitStack, closing

@@ -4,8 +4,6 @@ Written when the attempt begins, at most every few seconds while steps run (by a
 does not delay steps), and once more when it ends, however it ends.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Lines about the progress of a run, for its terminal or its Slurm log."""
 
-from __future__ import annotations
-
 import logging
 import time
 

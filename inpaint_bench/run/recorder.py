@@ -4,8 +4,6 @@ Each call begins and ends with the device idle, so its time is that of the host'
 seconds after their call, and in a closed part when their window closes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

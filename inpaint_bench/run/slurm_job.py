@@ -5,8 +5,6 @@ slurmctld knows which it is. To Slurm 22.05, a job that exits within its grace p
 if it asks for that before it exits. 24.11 and 26.05 requeue it anyway.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The function that Hydra runs for one point: in a job of a sweep, or here for a single run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

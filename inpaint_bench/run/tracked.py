@@ -1,7 +1,5 @@
 """The process of the tracker beside a run, as the manifest and the log tell of it."""
 
-from __future__ import annotations
-
 import logging
 import time
 from contextlib import suppress

@@ -4,8 +4,6 @@ A resumed training computes the numbers that an unbroken one would have computed
 number generator.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time

@@ -4,8 +4,6 @@ However it ends, the manifest records it and the sidecar is closed; a failure is
 exits non-zero and the scheduler knows too.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -5,8 +5,6 @@ SIGTERM, SIGINT or the parent's death end it with a last sample, closed parts an
 Exit code 0; 1: rows could not be saved, or sampling had to end; 2: never ready.
 """
 
-from __future__ import annotations
-
 import sys
 
 from . import runtime

@@ -1,7 +1,5 @@
 """How the worker starts and stops its sidecar."""
 
-from __future__ import annotations
-
 import logging
 import os
 import select

@@ -4,8 +4,6 @@ A reading's name ends in its unit (`power_instant_mw`), or its line in `sampling
 return codes stay in the vendor's folder; an error only carries its code, for telemetry.json and captures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol

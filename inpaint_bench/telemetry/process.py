@@ -1,7 +1,5 @@
 """One sidecar's run: open the GPUs, sample until told to stop, close everything."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import gc

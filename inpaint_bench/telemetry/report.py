@@ -1,7 +1,5 @@
 """Typed records of telemetry.json, the sidecar's own account of a run, of a capture, and between client and sidecar."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -4,8 +4,6 @@
 mask would receive a SIGTERM in the main thread's place and die of it, with parts unsaved.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The GPUs that a program will use, by CUDA_VISIBLE_DEVICES, or uses, by NVML's lists of processes; without CUDA."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import takewhile

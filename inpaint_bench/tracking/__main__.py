@@ -4,8 +4,6 @@ It follows one run: reads its files every few seconds and hands on what is new. 
 worker has died, ends it after a last reading. Exit code 0; 1: the tracker failed, tracking.json says why.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import select

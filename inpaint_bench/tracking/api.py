@@ -7,8 +7,6 @@ A module of one's own needs a YAML in a folder `track` beside conf/track's, and 
     package: my_library
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

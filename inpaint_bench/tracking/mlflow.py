@@ -1,7 +1,5 @@
 """MLflow: a tracking server, or a folder that needs none."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

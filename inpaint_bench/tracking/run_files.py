@@ -4,8 +4,6 @@ Everything is read from files that the run writes anyway, so the values are as f
 utilisation some five seconds old; losses in a training too, in a benchmark when its window closes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorBoard: event files, written without TensorFlow and without torch."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Weights & Biases: offline a folder that `wandb sync` sends later, else its server."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Sequence

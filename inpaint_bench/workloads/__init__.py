@@ -4,8 +4,6 @@ A `TrainingWorkload` does one step after another in the windows of run/loop.py; 
 its own. Its configuration keys, and the columns of its results, are declared in core/workloads/<name>.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import time

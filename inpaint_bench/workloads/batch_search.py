@@ -4,8 +4,6 @@ Candidates run eagerly, on copies of one sample, whatever the recipe compiles: c
 compiling each size would take minutes. So the result is a lower bound for such recipes.
 """
 
-from __future__ import annotations
-
 import logging
 from bisect import bisect
 from collections.abc import Callable

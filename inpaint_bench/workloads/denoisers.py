@@ -6,8 +6,6 @@ study of shapes also before each call, whose time then includes the allocations.
 memory is a row that says so, and the run goes on.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

@@ -6,8 +6,6 @@ first 2^m fall one into each of 2^m equal strata; the noise is drawn on the CPU 
 changes any other random state, so that a run with validation trains as one without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path

@@ -3,8 +3,6 @@
 The model decides which of the two. The step: models/training_step.py.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ relative: |a - b| / |a| with a the reference's. Levers of the data path do not s
 compares what they return.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -4,8 +4,6 @@ Images are cropped and resized as in training (data/transform.py), and read one 
 without a position are used too.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ Prompts, images, masks and positions are those of the data; tokenizing and drawi
 start from the same weights, prompts and noise, so that their images can be compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ average of the weights, which it starts at step 2000. Volumes stay on the device
 recipe starts from the same weights, volumes and noise, and is compared with fp32 (IEEE), contiguous, eager.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Blocks: points of one request that a job runs one after another, so that they wait in the queue once, on one card."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -12,8 +12,6 @@ interpolation. Hence a point is composed by Hydra alone if
 - Hydra copies environment variables (`hydra.job.env_copy`), whose names may be interpolations.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Hydra has no public way to share work between the points of a sweep, or to compo
 search path of one's own. A test of this module names the versions and the signatures that it was tested with.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

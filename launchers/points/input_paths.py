@@ -3,8 +3,6 @@
 They are looked at only if this machine runs the point or shares its file systems. The job checks again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Choose a site for a point, what to request there, for how long, and what that costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import islice

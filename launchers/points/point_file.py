@@ -1,7 +1,5 @@
 """The file of a point, `points/<n>.yaml` in the sweep directory: the composed configuration that its job runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hydra.conf import HydraConf

@@ -10,8 +10,6 @@ the worst case, a scatter of one and a half times the target (simulated by `benc
 For the full 95 %, fix the number beforehand with `repeats=<n>`.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace

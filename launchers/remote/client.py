@@ -6,8 +6,6 @@ submits nothing twice. While a site does not answer, the state of its jobs is UN
 paths of a reply end up in the ledger and in file names here, so every field is checked when it is decoded.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import shlex

@@ -1,7 +1,5 @@
 """Points for a site that this machine does not reach: a plan file, which a person copies there."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable

@@ -5,8 +5,6 @@ commands are multiplexed over it and never ask. It closes `persist_min` minutes 
 checked, and a host that stops answering ends a command in bounded time.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shlex

@@ -5,8 +5,6 @@ manifest of a run comes last, so a run that looks complete is complete. An attem
 out with the reason. The next transfer copies only what is new, also after a broken connection.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -4,8 +4,6 @@ Its values are what `doctor site` puts in the place of the largest requests of t
 or nobody can read, is TO_TYPE.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Edit a site file with ruamel.yaml, which keeps comments, order and quotes."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import io

@@ -3,8 +3,6 @@
 Checked with Slurm 22.05, 24.11 and 26.05. Additional keys are ignored; a partition may be on several lines.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

@@ -5,8 +5,6 @@ has ended. A start that Slurm requeued goes on with the first point that has not
 point had its turn, however it ended: the state of a point is that of its step, or of its turn.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

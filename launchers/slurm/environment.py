@@ -1,7 +1,5 @@
 """The environment of Slurm's commands and of jobs: what they may inherit from the shell that submits."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

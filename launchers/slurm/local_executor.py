@@ -1,7 +1,5 @@
 """Jobs on this machine, without Slurm: submitit's local executor, one job at a time per GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

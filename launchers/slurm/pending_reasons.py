@@ -4,8 +4,6 @@ The codes are Slurm's own (https://slurm.schedmd.com/job_reason_codes.html). The
 first that matches applies; any other code is shown as it is.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ reported. Slurm assigns job ids anew after a reset, and every cluster counts fro
 another name is foreign; its state does not count, and it is never cancelled.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Only `submit_groups` needs Slurm.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import shlex

@@ -1,7 +1,5 @@
 """When Slurm would start a script, by `sbatch --test-only`, which submits nothing."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

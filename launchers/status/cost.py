@@ -1,7 +1,5 @@
 """Cost of a sweep: what its attempts may cost and did cost, and whether a budget allows more of them."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A running point ends after its remaining steps at its own pace. Before its first
 pending job, only the time limit is known.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

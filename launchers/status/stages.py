@@ -1,7 +1,5 @@
 """The seconds of each stage of the runs of a sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 

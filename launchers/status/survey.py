@@ -1,7 +1,5 @@
 """Poll a sweep: query Slurm for every attempt in its ledger, read the run directories, resolve each state."""
 
-from __future__ import annotations
-
 import errno
 import stat
 import time

@@ -1,7 +1,5 @@
 """Show a sweep: its points before they are submitted, their states afterwards, and one point in detail."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections import Counter

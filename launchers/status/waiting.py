@@ -1,7 +1,5 @@
 """Wait until the points of a command have ended."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Before anything is submitted: checks of points (folder, limits, connections, scripts, accounts), and the dry run."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence

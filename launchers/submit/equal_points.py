@@ -1,7 +1,5 @@
 """Find the points of a sweep that the changes of a rerun make equal, by their config_hash."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hydra.errors import HydraException

@@ -1,7 +1,5 @@
 """What the points of a sweep will likely need: memory, minutes, service units and energy, before they are submitted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The command line chooses from the points of a study's grid, and adds to them.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import shlex

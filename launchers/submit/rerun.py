@@ -5,8 +5,6 @@ what a policy would leave alone. A point that ran out of GPU memory is only ever
 under another label: equal labels mean equal execution.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

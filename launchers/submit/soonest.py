@@ -1,7 +1,5 @@
 """`site=soonest`: of the sites that have a GPU and can be reached, the one whose Slurm would start its jobs first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ The order of the steps makes a sweep crash safe. A point is in the ledger as pla
 refusal is recorded, so `rerun` can continue from any interruption. All of it happens under the sweep's lock.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field

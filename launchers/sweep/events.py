@@ -1,7 +1,5 @@
 """The events of a sweep's ledger: one line of JSON each in `ledger.jsonl`, with its `kind`."""
 
-from __future__ import annotations
-
 import time
 from typing import Annotated
 

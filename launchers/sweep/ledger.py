@@ -4,8 +4,6 @@ An event is on disk before what it announces happens: `planned` before sbatch is
 sweep whose launcher died is not taken for one that was never submitted.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import math

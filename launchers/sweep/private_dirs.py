@@ -3,8 +3,6 @@
 The sweep of another user is data: it is read, and nothing in it is executed, used to connect to a machine, or written.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import stat

@@ -1,7 +1,5 @@
 """A copy of the code in the sweep directory: queued jobs run it as it was when they were submitted."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 from pathlib import Path

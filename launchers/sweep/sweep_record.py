@@ -1,7 +1,5 @@
 """`sweep.json`: what was launched, how and where, with every point and the site files of the time."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A hash of what a point executes, by which runs, time limits and repetitions find their like."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import MISSING, asdict, fields, is_dataclass

@@ -3,8 +3,6 @@
 What depends on the machine is in `available` of the lever (inpaint_bench/levers).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -33,13 +31,6 @@ _NEEDS = {
 }
 
 
-def _precision(bench: BenchConfig) -> str | None:
-    trains = "backward" in bench.workload.capabilities
-    if bench.recipe.precision == "fp16" and bench.recipe.cuda_graph and trains:
-        return "fp16's loss scaling reads a value from the device in every step, which a CUDA graph cannot"
-    return None
-
-
 def _weights(bench: BenchConfig) -> str | None:
     recipe = bench.recipe
     if "optimizer" not in bench.workload.capabilities:
@@ -61,14 +52,6 @@ def _weights(bench: BenchConfig) -> str | None:
     return None
 
 
-def _optimizer(bench: BenchConfig) -> str | None:
-    if bench.recipe.optimizer == "adamw_8bit" and bench.recipe.cuda_graph:
-        return "bitsandbytes counts its steps on the host, which a CUDA graph cannot replay"
-    if bench.recipe.optimizer == "adamw_8bit" and bench.recipe.channels_last:
-        return "bitsandbytes makes every weight contiguous when it updates it, which undoes channels_last"
-    return None
-
-
 def _attention(bench: BenchConfig) -> str | None:
     recipe = bench.recipe
     if recipe.attention == "flash4" and recipe.unet != "nhwc" and not bench.model.transformer:
@@ -80,32 +63,6 @@ def _attention(bench: BenchConfig) -> str | None:
         return "grad_checkpoint recomputes activations outside the choice of a kernel: use one of the two"
     if recipe.device == "cpu" and recipe.attention not in ("math", "flash"):
         return _NO_GPU
-    return None
-
-
-def _linears(bench: BenchConfig) -> str | None:
-    if bench.recipe.unet == "nhwc":
-        return "the channels-last UNet multiplies in 16 bits: set recipe.unet=diffusers"
-    if bench.recipe.frozen_storage != "default":
-        return "it stores frozen weights itself: leave recipe.frozen_storage out"
-    if bench.recipe.precision == "fp32":
-        return "FP8 products return 16-bit numbers: set recipe.precision=bf16"
-    return None
-
-
-def _grad_checkpoint(bench: BenchConfig) -> str | None:
-    return "the channels-last UNet keeps its activations" if bench.recipe.unet == "nhwc" else None
-
-
-def _checkpoint_keeps(bench: BenchConfig) -> str | None:
-    if bench.recipe.compile == "none" and bench.recipe.attention != "default":
-        return "without compile=blocks it recomputes outside the choice of a kernel: set that, or attention=default"
-    return None
-
-
-def _accumulate(bench: BenchConfig) -> str | None:
-    if not bench.searches_batch and bench.batch_size % bench.recipe.accumulate:
-        return f"batch {bench.batch} cannot be divided into {bench.recipe.accumulate} equal micro-batches"
     return None
 
 
@@ -126,81 +83,8 @@ def _compile(bench: BenchConfig) -> str | None:
     return None
 
 
-def _lora(bench: BenchConfig) -> str | None:
-    recipe = bench.recipe
-    if recipe.unet == "nhwc":
-        return "the channels-last UNet keeps its weights packed for its kernels: set recipe.unet=diffusers"
-    if recipe.weights not in ("fp32", "half"):
-        return f"weights={recipe.weights} is a way to train them, and LoRA freezes them: set fp32 or half"
-    if recipe.sharding not in ("none", "pipeline"):
-        others = f"set sharding=none, or pipeline for frozen weights, not {recipe.sharding}"
-        return f"adapters are too small to be divided among GPUs: {others}"
-    return None
-
-
-def _lora_text_encoder(bench: BenchConfig) -> str | None:
-    if bench.recipe.cache_text:
-        return "a cache of text states is of a text encoder that does not change: leave cache_text out"
-    return "it adapts one text encoder, and SDXL has two" if bench.model.text_encoder_2 else None
-
-
-def _unet(bench: BenchConfig) -> str | None:
-    if bench.recipe.device == "cuda" and bench.recipe.weights == "fp32":
-        return "its kernels do not know autocast: set 16-bit weights too (recipe.weights=bf16_split)"
-    return None
-
-
-def _vae_encoder(bench: BenchConfig) -> str | None:
-    cached = bench.recipe.cache_image and bench.recipe.cache_masked
-    return "no image is encoded in the step: both come from caches" if cached else None
-
-
-def _encoders(bench: BenchConfig) -> str | None:
-    return "vae_encoder=nhwc has types of its own" if bench.recipe.vae_encoder == "nhwc" else None
-
-
-def _volume_unet(bench: BenchConfig) -> str | None:
-    if bench.recipe.device == "cuda" and not bench.recipe.cudnn_benchmark:
-        return "cuDNN guesses a very slow kernel for its padded channels: let it measure, recipe.cudnn_benchmark=true"
-    return None
-
-
-def _prepared(bench: BenchConfig) -> str | None:
-    return None if bench.data.kind == "prepared" else f"needs data=prepared, this is data={bench.data.kind}"
-
-
-def _images(bench: BenchConfig) -> str | None:
-    if bench.recipe.cache_image and bench.recipe.cache_masked:
-        return "with images and masked images cached no image is read"
-    return _prepared(bench)
-
-
-def _cache_storage(bench: BenchConfig) -> str | None:
-    if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
-        return None
-    return "nothing is cached: add cache_image, cache_masked or cache_text"
-
-
-def _exchange(bench: BenchConfig) -> str | None:
-    # One GPU takes it and exchanges nothing, so that one sweep can have 1, 2 and 4.
-    sharding = bench.recipe.sharding
-    if sharding != "none":
-        return f"sharding={sharding} has an exchange of its own"
-    if bench.recipe.exchange == "peer_copies" and bench.nodes > 1:
-        return "a GPU writes into the memory of GPUs of its own node only: set exchange=in_place"
-    return None
-
-
 def _several(bench: BenchConfig) -> str | None:
     return None if bench.ranks > 1 else "gpus=1 exchanges nothing: set gpus too, or launch that point without it"
-
-
-def _ddp(bench: BenchConfig) -> str | None:
-    """Return why a switch of DDP cannot be set."""
-    instead = {"fsdp2": "FSDP2", "pipeline": "the pipeline"}.get(bench.recipe.sharding)
-    if bench.recipe.exchange != "default":
-        instead = f"exchange={bench.recipe.exchange}"
-    return _several(bench) or (f"{instead} takes the place of DDP, which has this switch" if instead else None)
 
 
 # What divided weights do not go with: fields of the recipe, their values that they take, and the reason.
@@ -245,30 +129,79 @@ def _sharding(bench: BenchConfig) -> str | None:
     return None
 
 
+# Fields with several values that exclude different things.
 CONFLICTS: dict[str, Callable[[BenchConfig], str | None]] = {
-    "precision": _precision,
-    "tf32_convolutions": lambda bench: "tf32 has convolutions too: set one of the two" if bench.recipe.tf32 else None,
-    "encoders": _encoders,
-    "vae_encoder": _vae_encoder,
-    "volume_unet": _volume_unet,
     "weights": _weights,
-    "optimizer": _optimizer,
     "attention": _attention,
-    "linears": _linears,
-    "grad_checkpoint": _grad_checkpoint,
-    "checkpoint_keeps": _checkpoint_keeps,
-    "accumulate": _accumulate,
     "compile": _compile,
-    "lora_rank": _lora,
-    "lora_text_encoder": _lora_text_encoder,
-    "unet": _unet,
-    "exchange": _exchange,
     "sharding": _sharding,
-    "cache_storage": _cache_storage,
-    **dict.fromkeys(("bucket_mb", "bucket_view", "static_graph", "compress"), _ddp),
-    **dict.fromkeys(("format", "stage_to"), _images),
-    **dict.fromkeys(("cache_image", "cache_masked", "cache_text"), _prepared),
 }
+
+
+def _conflict(field: str, bench: BenchConfig) -> str | None:
+    """Return why the lever of any other field cannot be in this recipe."""
+    recipe, kind = bench.recipe, bench.data.kind
+    cuda, nhwc, no_image = recipe.device == "cuda", recipe.unet == "nhwc", recipe.cache_image and recipe.cache_masked
+    match field:
+        case "precision" if (
+            recipe.precision == "fp16" and recipe.cuda_graph and "backward" in bench.workload.capabilities
+        ):
+            return "fp16's loss scaling reads a value from the device in every step, which a CUDA graph cannot"
+        case "tf32_convolutions" if recipe.tf32:
+            return "tf32 has convolutions too: set one of the two"
+        case "encoders" if recipe.vae_encoder == "nhwc":
+            return "vae_encoder=nhwc has types of its own"
+        case "vae_encoder" if no_image:
+            return "no image is encoded in the step: both come from caches"
+        case "volume_unet" if cuda and not recipe.cudnn_benchmark:
+            return (
+                "cuDNN guesses a very slow kernel for its padded channels: let it measure, recipe.cudnn_benchmark=true"
+            )
+        case "optimizer" if recipe.optimizer == "adamw_8bit" and recipe.cuda_graph:
+            return "bitsandbytes counts its steps on the host, which a CUDA graph cannot replay"
+        case "optimizer" if recipe.optimizer == "adamw_8bit" and recipe.channels_last:
+            return "bitsandbytes makes every weight contiguous when it updates it, which undoes channels_last"
+        case "linears" if nhwc:
+            return "the channels-last UNet multiplies in 16 bits: set recipe.unet=diffusers"
+        case "linears" if recipe.frozen_storage != "default":
+            return "it stores frozen weights itself: leave recipe.frozen_storage out"
+        case "linears" if recipe.precision == "fp32":
+            return "FP8 products return 16-bit numbers: set recipe.precision=bf16"
+        case "grad_checkpoint" if nhwc:
+            return "the channels-last UNet keeps its activations"
+        case "checkpoint_keeps" if recipe.compile == "none" and recipe.attention != "default":
+            return "without compile=blocks it recomputes outside the choice of a kernel: set that, or attention=default"
+        case "accumulate" if not bench.searches_batch and bench.batch_size % recipe.accumulate:
+            return f"batch {bench.batch} cannot be divided into {recipe.accumulate} equal micro-batches"
+        case "lora_rank" if nhwc:
+            return "the channels-last UNet keeps its weights packed for its kernels: set recipe.unet=diffusers"
+        case "lora_rank" if recipe.weights not in ("fp32", "half"):
+            return f"weights={recipe.weights} is a way to train them, and LoRA freezes them: set fp32 or half"
+        case "lora_rank" if recipe.sharding not in ("none", "pipeline"):
+            others = f"set sharding=none, or pipeline for frozen weights, not {recipe.sharding}"
+            return f"adapters are too small to be divided among GPUs: {others}"
+        case "lora_text_encoder" if recipe.cache_text:
+            return "a cache of text states is of a text encoder that does not change: leave cache_text out"
+        case "lora_text_encoder" if bench.model.text_encoder_2:
+            return "it adapts one text encoder, and SDXL has two"
+        case "unet" if cuda and recipe.weights == "fp32":
+            return "its kernels do not know autocast: set 16-bit weights too (recipe.weights=bf16_split)"
+        # One GPU takes it and exchanges nothing, so that one sweep can have 1, 2 and 4.
+        case "exchange" if recipe.sharding != "none":
+            return f"sharding={recipe.sharding} has an exchange of its own"
+        case "exchange" if recipe.exchange == "peer_copies" and bench.nodes > 1:
+            return "a GPU writes into the memory of GPUs of its own node only: set exchange=in_place"
+        case "bucket_mb" | "bucket_view" | "static_graph" | "compress":
+            instead = {"fsdp2": "FSDP2", "pipeline": "the pipeline"}.get(recipe.sharding)
+            instead = instead if recipe.exchange == "default" else f"exchange={recipe.exchange}"
+            return _several(bench) or (f"{instead} takes the place of DDP, which has this switch" if instead else None)
+        case "cache_storage" if not (recipe.cache_image or recipe.cache_masked or recipe.cache_text):
+            return "nothing is cached: add cache_image, cache_masked or cache_text"
+        case "format" | "stage_to" if no_image:
+            return "with images and masked images cached no image is read"
+        case "format" | "stage_to" | "cache_image" | "cache_masked" | "cache_text" if kind != "prepared":
+            return f"needs data=prepared, this is data={kind}"
+    return None
 
 
 def conflict(field: str, bench: BenchConfig) -> str | None:
@@ -278,7 +211,7 @@ def conflict(field: str, bench: BenchConfig) -> str | None:
         return reason
     if field in _NEED_A_GPU and bench.recipe.device == "cpu":
         return _NO_GPU
-    return CONFLICTS[field](bench) if field in CONFLICTS else None
+    return CONFLICTS[field](bench) if field in CONFLICTS else _conflict(field, bench)
 
 
 def lever_problem(bench: BenchConfig) -> str | None:

@@ -1,7 +1,5 @@
 """Values that are possible and surely not meant. A launch warns of them before anything is submitted."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -5,8 +5,6 @@ completion and its entry in Hydra's ConfigStore follow from the field. What a tr
 its field; words, and numbers with a name, are described one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType

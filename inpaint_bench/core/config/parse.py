@@ -1,7 +1,5 @@
 """From a composed configuration to checked objects."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Collection
 from typing import Any

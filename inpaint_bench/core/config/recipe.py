@@ -10,8 +10,6 @@ recipe without any lever is `earlier_baseline` there. Other workloads have no us
 without a lever.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The schema of a site file: how to reach a cluster, what it has, what it allows and what it charges."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The user's own file, outside git: accounts, mail, container, tracker and price, as overrides of every launch."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ A value is read as the declared type and not as YAML would guess: an account kee
 if a text is meant, and 1:30:00 is a time. Only keys without a declared type are left to YAML 1.2.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import types

@@ -6,8 +6,6 @@
 loads torch: launcher, sidecar and analysis read these declarations too.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

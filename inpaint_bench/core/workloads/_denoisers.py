@@ -1,7 +1,5 @@
 """Keys that both workloads of denoisers have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Keys that both workloads of volume diffusion have, and the shapes of their networks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

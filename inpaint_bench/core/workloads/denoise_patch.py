@@ -1,7 +1,5 @@
 """Keys and results of the workload `denoise_patch`: an image as patches, over their size and how many are a batch."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Keys and results of the workload `denoise_shape`: memory and time over the width of an image."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from inpaint_bench.core.config.bench import BenchConfig

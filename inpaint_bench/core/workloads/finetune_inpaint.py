@@ -1,7 +1,5 @@
 """Keys of the workload `finetune_inpaint`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar

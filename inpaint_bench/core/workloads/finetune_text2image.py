@@ -1,7 +1,5 @@
 """Keys of the workload `finetune_text2image`: those of `finetune_inpaint`, for models without masks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from inpaint_bench.core.config.bench import BenchConfig

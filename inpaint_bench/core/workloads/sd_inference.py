@@ -1,7 +1,5 @@
 """Keys and results of the workload `sd_inference`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

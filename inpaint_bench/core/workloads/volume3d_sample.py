@@ -1,7 +1,5 @@
 """Keys and results of the workload `volume3d_sample`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from inpaint_bench.core.config.bench import BenchConfig

@@ -1,7 +1,5 @@
 """What the rest of the package asks of a model's architecture; by default the answers for the UNet of SD 1 and 2."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

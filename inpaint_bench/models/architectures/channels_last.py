@@ -5,8 +5,6 @@ a contiguous one there, and three kinds of blocks call `contiguous`. `keep_layou
 and no weight. They compute the same to rounding, in the same types.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ Sources: Zhang et al., Plug-and-Play Image Restoration with Deep Denoiser Prior 
 (DnCNN); shape rules as in deepinv 0.5.0.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 x_s = (1 - s) x_0 + s noise, and the network predicts noise - x_0. A timestep is 1,000 s.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import replace

@@ -8,8 +8,6 @@ It matches a flow (flow.py). Guidance is an input of the network, not a second p
 Shapes: B images, latents of r x r with C channels, L text tokens and P location tokens of width D.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -10,8 +10,6 @@ It matches a flow (flow.py). The base models have no guidance as an input.
 Shapes: B images, latents of r x r with C channels, L text tokens and P location tokens of width D.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any

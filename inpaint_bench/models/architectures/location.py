@@ -10,8 +10,6 @@ separately, with the same weights, and adds the second scaled by a gate that sta
 path exactly, and the gate has a gradient from the first step on.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ They compute what those of diffusers' AutoencoderKL compute, and have no gradien
 Maps are [N, H, W, C] in memory; 1x1 convolutions are linear layers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ pooled embeddings of both CLIPs travel as the first row of the text states.
 Shapes: B images, latents of r x r with 16 channels, L = 77 + T text rows of CLIP and T5, of width D.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

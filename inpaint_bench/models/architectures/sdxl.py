@@ -8,8 +8,6 @@ Random weights only. Both encoders read the same token ids; SDXL's second tokeni
 padding, which random embeddings make irrelevant.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -5,8 +5,6 @@ blocks to which the time is added, one attention head, strided convolutions down
 B volumes of D x H x W voxels; C channels.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Rank 0 decides what happens next, step after step, and says so to the others bef
 draw the numbers of the whole batch and take their own part, so that the step is that of one rank with the whole batch.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

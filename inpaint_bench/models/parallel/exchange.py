@@ -10,8 +10,6 @@ as the exchange takes, although nothing of it is exposed.
 averages all of them after the backward pass, in the order of the ranks, so that all have the same result.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any
 

@@ -5,8 +5,6 @@ In a pipeline (data_parallel.py) what other ranks keep is on the device `meta`.
 A checkpoint is that of one rank with everything, so that another number of ranks, sharded or not, can continue from it.
 """
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from itertools import groupby

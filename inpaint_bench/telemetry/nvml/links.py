@@ -1,7 +1,5 @@
 """How the GPUs of this machine are linked, NVLink or PCIe, and what a link can carry one way."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations

@@ -7,8 +7,6 @@ Return code, value and duration of each call are kept, failures included; of a p
 number. The GPU should be busy meanwhile: what is recorded is what replay plays.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import time

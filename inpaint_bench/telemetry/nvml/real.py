@@ -4,8 +4,6 @@ GPUs are opened by UUID only: NVML's indices change between reboots, need not ma
 device cgroups. Every failure is an `NvmlError` with NVML's return code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

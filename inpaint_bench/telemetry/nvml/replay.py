@@ -16,8 +16,6 @@ lists and Xids: they say nothing of the replaying machine. At its end the captur
 cumulative counters continue at the rate of the loop.
 """
 
-from __future__ import annotations
-
 import gzip
 import time
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """Checks beside the samples: co-tenants and power limits every 30 s, Xids every second, error counters at both ends."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 NVML may give process ids of another pid namespace (in containers); such ids prove nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

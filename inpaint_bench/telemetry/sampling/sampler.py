@@ -5,8 +5,6 @@ the next tick tries again. Only a driver that was replaced under the running pro
 absolute deadlines on CLOCK_MONOTONIC, so that a slow read does not shift the later ones.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

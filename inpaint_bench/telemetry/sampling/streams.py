@@ -5,8 +5,6 @@ means over the whole interval. A value that the hardware does not give is null, 
 never zero. Process lists and PCIe throughput are left out, because they take milliseconds under the driver's lock.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

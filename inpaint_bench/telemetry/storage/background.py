@@ -1,7 +1,5 @@
 """A thread that saves tables, so that a slow disk delays no row."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

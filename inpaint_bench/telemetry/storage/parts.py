@@ -4,8 +4,6 @@ A part is written under a temporary name, synced and renamed; until then its row
 killed at any moment loses at most the rows since the journal was saved.
 """
 
-from __future__ import annotations
-
 import fcntl
 import io
 import math
