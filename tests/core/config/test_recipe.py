@@ -183,7 +183,6 @@ class TestSpelling:
         assert launch.main(["recipe=baseline+tf23", "gpu=h200"]) == 2
         assert "recipe=tf23: no such choice. Did you mean tf32?" in capsys.readouterr().err
 
-
     @pytest.mark.parametrize("sweeps", [True, False])
     @pytest.mark.parametrize(
         "typed", ["tf32+num_workers=8", "[tf32,num_workers=8]", r"[tf32,num_workers\=8]", "'tf32+num_workers=8'"]
