@@ -178,10 +178,7 @@ OVERRIDES = [
 
 # Other command lines, and what the answer has to say.
 COMMANDS = [
-    (
-        "launch -m gpu=h200 recipe=tf32+num_worker=8",
-        "recipe.num_worker: no such key in recipe. Did you mean num_workers?",
-    ),
+    ("launch -m gpu=h200 recipe=tf32+num_worker=8", "recipe.num_worker: no such key ... mean num_workers?"),
     ("launch gpu=h200 recipe=[tf32,num_workers=x]", "recipe.num_workers=x: must be an integer between 0 and 256"),
     # a launch answers wrong overrides as above
     ("launch -m gpu=A100 batch=8", "gpu=A100: no such choice; have: a100,"),

@@ -82,7 +82,7 @@ class PeerCopies(InPlace):
         self._stream = torch.cuda.Stream() if trained[0].is_cuda else None
 
     def _send(self) -> None:
-        # Cloned here, where they were allocated: the memory that a clone replaces is free for the current stream at once.
+        # Cloned on the stream of their memory: what a clone replaces, that stream may take again at once.
         group, self._pending = [(parameter, _flat(parameter)) for parameter in self._pending], []
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream())
