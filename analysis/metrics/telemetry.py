@@ -1,10 +1,7 @@
 """What a run's samples show of its measure windows: utilisation, temperature, clocks, VRAM, throttling, energy.
 
-A column counts only if its own values cover the window: rows whose value is null cover nothing.
-
-Performance counters are means of samples that are means themselves. A row of samples_gpm is the mean over the
-`window_ms` before its time. A column is the mean over the GPUs of the mean of their rows, each weighted by the part of
-its own window that lies in the measure windows.
+A column counts only if its own values cover the window: rows whose value is null cover nothing. A row of samples_gpm is
+the mean over the `window_ms` before its time.
 """
 
 from __future__ import annotations

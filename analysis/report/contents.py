@@ -87,7 +87,9 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compare
     sections = list(filter(None, map(_shown, sections)))
     if build.demonstration:
         sections = list(map(_demonstrated, sections))
-    answered = [section for section in sections if section.answer] or [_nothing(runs)]
+    why = [f"{reason}: {pluralize(count, 'run')}" for reason, count in _reasons(runs.filter(~pl.col("valid")))[:3]]
+    nothing = f"No run is valid; {'; '.join(why)}." if why else "There is no run with a figure to compare."
+    answered = [section for section in sections if section.answer] or [Section(title="No result", answer=nothing)]
     return Report(
         dataset=dataset,
         subject=_subject(runs, answered),
@@ -151,13 +153,6 @@ def _demonstrated(section: Section) -> Section:
     title, answer = (text and f"Demonstration: {text}" for text in (section.title, section.answer))
     figures = [replace(figure, title=f"Demonstration: {figure.title}") for figure in section.figures]
     return replace(section, title=title, answer=answer, figures=figures)
-
-
-def _nothing(runs: pl.DataFrame) -> Section:
-    """Return the answer of a dataset in which no run can be compared."""
-    why = [f"{reason}: {pluralize(count, 'run')}" for reason, count in _reasons(runs.filter(~pl.col("valid")))[:3]]
-    answer = f"No run is valid; {'; '.join(why)}." if why else "There is no run with a figure to compare."
-    return Section(title="No result", answer=answer)
 
 
 def _reasons(invalid: pl.DataFrame) -> list[tuple[str, int]]:

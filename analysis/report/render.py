@@ -246,9 +246,6 @@ def _latex_mean(cell: str) -> str:
 def escape_latex(text: str) -> str:
     """Escape text for LaTeX. A letter that pdflatex does not know becomes its code point."""
     line = _MINUS.sub("\u2212", " ".join(sanitize(text).split()))
-    return _LIGATURE.sub(r"\1{}", "".join(_LATEX.get(c) or _latin(c) for c in line))
-
-
-def _latin(c: str) -> str:
-    """Return a Latin letter, which the T1 encoding has, or the code point of anything else."""
-    return c if c < "\x7f" or "\u00c0" <= c <= "\u017f" else rf"\texttt{{U+{ord(c):04X}}}"
+    # The T1 encoding has Latin letters.
+    letters = [c if c < "\x7f" or "\u00c0" <= c <= "\u017f" else rf"\texttt{{U+{ord(c):04X}}}" for c in line]
+    return _LIGATURE.sub(r"\1{}", "".join(_LATEX.get(c, text) for c, text in zip(line, letters, strict=True)))

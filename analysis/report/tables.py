@@ -36,6 +36,7 @@ from .figures.base import Figure
 
 DASH = "\u2013"  # an empty cell
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as tables print it: sign, digits, power
+_NUMBER_OR_DASH = re.compile(f"{NUMBER.pattern}|{DASH}")
 SUMMARIES = {"throughput": "Throughput", "energy": "Power, energy and temperature", "memory": "Memory"}
 FIRST_ROWS = 8  # rows on the first screen
 MAX_SKIPPED_IMAGES = 50
@@ -120,17 +121,17 @@ class TableBuilder:
     def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **options: Any) -> Table:
         """Make a table. Columns whose cells are not all numbers are text."""
         title = f"Demonstration: {title}" if self.demonstration else title
-        text_columns = frozenset(i for i, cells in enumerate(zip(*rows, strict=True)) if not _is_numeric(cells))
+        # One mean makes a column numeric: a text in it, e.g. `unavailable`, stands for a mean.
+        text_columns = frozenset(
+            i
+            for i, cells in enumerate(zip(*rows, strict=True))
+            if not (any(isinstance(c, Estimate) for c in cells) or all(map(_NUMBER_OR_DASH.fullmatch, cells)))
+        )
         return Table(id=id, title=title, columns=columns, rows=rows, text_columns=text_columns, **options)
 
     def heading(self, metric: str) -> str:
         """Return the heading of a metric's column."""
         return runtime_heading(self.runs) if metric == "runtime_h" else METRICS[metric].heading
-
-    def mixed_note(self) -> str:
-        """Return the sentence about cells whose runs differ or disagree, which `cell_remarks` lists."""
-        listed = len(self.cell_remarks().rows)
-        return f"{pluralize(listed, 'cell')}: see the table of cells whose runs differ." if listed else ""
 
     def summary(self, id: str) -> Table:
         """Return a row per cell: its keys, what else varies between cells, and the metrics that the table shows."""
@@ -146,8 +147,9 @@ class TableBuilder:
         ]
         columns = ["Site", "GPU", "Batch", "Recipe", *COUNTS]
         columns += [*(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
-        row_runs = self.cells["run_ids"].to_list()
-        return self.table(id, SUMMARIES[id], columns, rows, note=self.mixed_note(), row_runs=row_runs)
+        listed = len(self.cell_remarks().rows)
+        note = f"{pluralize(listed, 'cell')}: see the table of cells whose runs differ." if listed else ""
+        return self.table(id, SUMMARIES[id], columns, rows, note=note, row_runs=self.cells["run_ids"].to_list())
 
     def recipes(self) -> Table:
         """Return what chooses every recipe of several levers in a launch."""
@@ -165,9 +167,8 @@ class TableBuilder:
             batch = str(row["batch"] or DASH) + (" (searched)" if row["batch_requested"] and row["batch"] else "")
             remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
             if row["steady"] == "no":
-                remarks.append(
-                    f"not steady: mean step {row['step_mean_pct']:+.1f} %, drift {row['step_drift_pct']:+.1f} %"
-                )
+                text = "not steady: mean step {step_mean_pct:+.1f} %, drift {step_drift_pct:+.1f} %"
+                remarks.append(text.format(**row))
             remarks += ["disagrees with runs of its cell"] if row["run_id"] in disagreeing else []
             keys = [row["run_id"], *facts, row["site"], gpu_label(row["gpu"]), batch]
             keys += ["unavailable" if is_unavailable(row) else status, "yes" if row["valid"] else "no"]
@@ -292,52 +293,31 @@ class TableBuilder:
         ratios = {name: (pl.col(name) / pl.col(f"{name}_mean")).mean() for name in _OF_CARDS}
         cards = several.group_by("node", "gpu", "gpu_uuid").agg(pl.len(), **ratios)
         far = pl.max_horizontal((pl.col(name) - 1).abs() for name in _OF_CARDS)
-        rows = [
-            [
-                node or DASH,
-                gpu_label(gpu),
-                uuid or DASH,
-                str(count),
-                *(DASH if x is None else f"{x:.4f}" for x in means),
-            ]
-            for node, gpu, uuid, count, *means in cards.sort(-far, "node", "gpu_uuid", nulls_last=True).iter_rows()
-        ]
+        rows = []
+        for node, gpu, uuid, count, *means in cards.sort(-far, "node", "gpu_uuid", nulls_last=True).iter_rows():
+            ratio = (DASH if mean is None else f"{mean:.4f}" for mean in means)
+            rows.append([node or DASH, gpu_label(gpu), uuid or DASH, str(count), *ratio])
         columns = ["Node", "GPU", "Card", "Runs", *(f"{METRICS[name].label}, ratio" for name in _OF_CARDS)]
         note = "Mean ratio of the runs of a card to the mean of their cell; cells with runs on several cards or nodes."
         return self.table("cards", "Variation between cards", columns, rows, note=note)
 
     def environment(self) -> Table:
         """Return the number of runs per node, card, driver and versions, also of the code."""
-        keys = [
-            "site",
-            "node",
-            "gpu_name",
-            "power_limit_w",
-            "driver",
-            "torch",
-            "cuda",
-            "precision",
-            "source",
-            "code_version",
-        ]
-        counts = self.runs.group_by(keys).agg(n=pl.len()).sort(keys, nulls_last=True)
+        keys = {"site": "Site", "node": "Node", "gpu_name": "GPU name", "power_limit_w": "Power limit [W]"}
+        keys |= {"driver": "Driver", "torch": "torch", "cuda": "CUDA", "precision": "Precision"}
+        keys |= {"source": "Telemetry", "code_version": "Code"}
+        counts = self.runs.group_by(*keys).agg(n=pl.len()).sort(*keys, nulls_last=True)
         rows = [
             [number(value) if key == "power_limit_w" else str(value or DASH) for key, value in row.items()]
             for row in counts.iter_rows(named=True)
         ]
-        columns = ["Site", "Node", "GPU name", "Power limit [W]", "Driver", "torch", "CUDA", "Precision"]
-        return self.table("environment", "Environment", [*columns, "Telemetry", "Code", "Runs"], rows)
+        return self.table("environment", "Environment", [*keys.values(), "Runs"], rows)
 
 
 COUNTS = ("n", "Cards", "Not steady")
 _OF_CARDS = ("images_per_s", "power_w")
 _HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
 _HEADINGS |= {"encodes_online": "Latents", "text_online": "Texts", "inactive_levers": "Levers"}
-
-
-def _is_numeric(cells: Sequence[str]) -> bool:
-    # One mean makes a column numeric: a text in it, e.g. `unavailable`, stands for a mean.
-    return any(isinstance(c, Estimate) for c in cells) or all(c == DASH or NUMBER.fullmatch(c) for c in cells)
 
 
 def mean_text(row: dict[str, Any], metric: str) -> str:

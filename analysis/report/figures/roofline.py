@@ -1,8 +1,7 @@
 """Roofline of every run that has counters, in units of the peaks of its own GPU.
 
-MFU is achieved over peak FLOP/s, DRAM activity is achieved over peak bandwidth. Their ratio is the arithmetic intensity
-divided by that of the ridge point. In these units every GPU has the same roof. FLOPs are those of the model, without
-recomputation, so a run can lie lower and further left than its kernels did.
+In these units every GPU has the same roof. FLOPs are those of the model, without recomputation, so a run can lie lower
+and further left than its kernels did.
 """
 
 from __future__ import annotations

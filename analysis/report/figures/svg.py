@@ -112,16 +112,6 @@ def standalone(inline: str) -> str:
     return f"{head.replace('<svg ', _ROOT, 1)}{style}{body}\n"
 
 
-def to_pdf(inline: str) -> bytes:
-    """Return the figure in the light scheme as PDF."""
-    return bytes(vl_convert.svg_to_pdf(_on_paper(inline)))
-
-
-def to_png(inline: str, *, scale: float) -> bytes:
-    """Return the figure in the light scheme as PNG, with `scale` pixels per CSS pixel."""
-    return bytes(vl_convert.svg_to_png(_on_paper(inline), scale=scale))
-
-
 def column(spec: dict[str, Any], name: str, title: str) -> dict[str, bytes]:
     """Return a chart as `svg` and `pdf` for a column of a paper: 84 mm wide, 8 pt, untitled, readable in grey."""
     spec = json.loads(json.dumps({key: value for key, value in spec.items() if key != "title"}))
@@ -134,7 +124,7 @@ def column(spec: dict[str, Any], name: str, title: str) -> dict[str, bytes]:
             view["width"] = max(40, view.get("width", WIDTH) - excess / max(1, len(side_by_side)))
         drawn = render(spec, name, title)
     width, height = _size(drawn)
-    text = _on_paper(drawn, _PAPER_SCHEME)
+    text = on_paper(drawn, _PAPER_SCHEME)
     # A unit is a point in the PDF; in the SVG the width is stated in millimetres.
     scale = COLUMN_MM / 25.4 * 72 / width
     sizes = (
@@ -146,7 +136,7 @@ def column(spec: dict[str, Any], name: str, title: str) -> dict[str, bytes]:
     return {"svg": as_svg.encode(), "pdf": bytes(vl_convert.svg_to_pdf(as_pdf))}
 
 
-def _on_paper(inline: str, scheme: tuple[str, ...] = _LIGHT_SCHEME) -> str:
+def on_paper(inline: str, scheme: tuple[str, ...] = _LIGHT_SCHEME) -> str:
     """Return the SVG in these colours on white, for renderers that read no style sheets."""
     for placeholder, colour in zip(_PLACEHOLDERS, scheme, strict=True):
         inline = inline.replace(f'"{placeholder}"', f'"{colour}"')

@@ -1,8 +1,4 @@
-"""A timeline per run: power, utilization, SM clock, temperature and, if the GPU has them, hardware counters.
-
-Windows and throttling are shaded, events are marked. For the page the samples are reduced to minimum, mean and maximum
-per bin, so that a spike of one sample remains visible.
-"""
+"""A timeline per run: power, utilization, SM clock, temperature and, if the GPU has them, hardware counters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hardware counters of the heaviest kernels, by Nsight Compute, and what another recipe changes in them.
 
-A run with counters is timed by nobody (metrics/run_row.py): it has no cell, and no time of it is shown. Its profile by
-torch.profiler tells the share of a kernel in the time of all kernels, and how often the call launches it.
+A run with counters has no cell. Its profile by torch.profiler tells the share of a kernel in the time of all kernels,
+and how often the call launches it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The section on the poster: what was measured next to what it published.
-
-The published values are a layer of their own: they appear beside measurements and are never averaged with them.
-"""
+"""The section on the poster: what was measured next to what it published."""
 
 from __future__ import annotations
 

@@ -82,9 +82,9 @@ def section(
     cells = []
     for row in rows:
         own = (str(row[name] or DASH) for name in ("site", "model", "batch", "recipe", "precision"))
-        cells.append(
-            [gpu_label(row["gpu"]), *own, *counts(row), *(_figure_text(row, name) for name in columns.values())]
-        )
+        runs = row["each"]  # without the speed-up
+        means = (mean_of_runs(runs, x) or DASH if x in runs[0] else cell(row[x]) for x in columns.values())
+        cells.append([gpu_label(row["gpu"]), *own, *counts(row), *means])
     by_fastest = list(dict.fromkeys(rows[i]["model"] for i in order))
     shown = sorted(order, key=lambda i: by_fastest.index(rows[i]["model"]))  # in the table and in the figure
     lead = ("Network", "Recipe", *list(columns)[:2], "Speed-up", "GPU", "n", "Cards")
@@ -97,11 +97,6 @@ def section(
         tables=[build.table(id, title, [*keys, *columns], cells, **options)],
         figures=[_figure(f"fig-{id}", [rows[i] for i in shown], rate, unit, run_ids)] if texts else [],
     )
-
-
-def _figure_text(row: dict[str, Any], name: str) -> str:
-    """Return the mean over the runs with its interval; a figure that a run does not have, as the speed-up, alone."""
-    return mean_of_runs(row["each"], name) or DASH if name in row["each"][0] else cell(row[name])
 
 
 def _figure(id: str, rows: list[dict[str, Any]], rate: str, unit: str, run_ids: list[str]) -> Figure:
