@@ -59,13 +59,11 @@ class GpuSamples:
 
     @cached_property
     def ordered(self) -> bool:
-        """Return whether the clock never goes back: then the rows of a span are a slice, and nothing is copied."""
+        """Return whether the clock never goes back."""
         return bool((self.t_ns[1:] >= self.t_ns[:-1]).all())
 
-    def inside(self, start_ns: int, end_ns: int) -> Rows:
-        """Return the index of the samples from start to end, both included."""
-        if self.ordered:
-            return slice(self.t_ns.searchsorted(start_ns, "left"), self.t_ns.searchsorted(end_ns, "right"))
+    def inside(self, start_ns: int, end_ns: int) -> npt.NDArray[np.bool_]:
+        """Return which samples are from start to end, both included."""
         return (self.t_ns >= start_ns) & (self.t_ns <= end_ns)
 
     def touches(self, spans: Iterable[Span]) -> bool:
@@ -75,28 +73,18 @@ class GpuSamples:
     def known(self, column: str) -> GpuSamples:
         """Return only the samples that have a value in this column, with this column alone."""
         if column not in self._known:
-            missing = np.isnan(self.columns[column])
-            self._known[column] = self._take(~missing if missing.any() else slice(None), [column])
+            self._known[column] = self._take(~np.isnan(self.columns[column]), [column])
         return self._known[column]
 
     def bracket(self, start_ns: int, end_ns: int) -> GpuSamples:
         """Return the samples from the last one at or before the start to the first one at or after the end."""
-        # Binary searches if the clock only goes forward, else a test of every sample.
-        if self.ordered:
-            first, last = self.t_ns.searchsorted(start_ns, "right"), self.t_ns.searchsorted(end_ns, "left")
-            before, after = self.t_ns[:first][-1:], self.t_ns[last:][:1]
-        else:
-            before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
-        low = before.max() if len(before) else start_ns
-        high = after.min() if len(after) else end_ns
+        before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
+        low, high = before.max() if len(before) else start_ns, after.min() if len(after) else end_ns
         return self._take(self.inside(low, high), self.columns)
 
     def _take(self, rows: Rows, columns: Iterable[str]) -> GpuSamples:
         values = {name: self.columns[name][rows] for name in columns}
-        taken = GpuSamples(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
-        if self.ordered:
-            taken.ordered = True  # without testing again
-        return taken
+        return GpuSamples(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
 
     def values(self, column: str, span: Span) -> tuple[Ints, Floats]:
         """Return times and known values of a column around a span."""

@@ -94,6 +94,7 @@ def measure(facts: Facts) -> Telemetry:
         reason = recorded.get(column) or gaps.get(column) or f"no {column} in the measure window"
         reasons = {**dict.fromkeys(names, reason), **reasons}
     samples = {**dict.fromkeys(_FAST, fast), **dict.fromkeys(_SLOW, slow)}
+    left_out = [gap for name, gap in gaps.items() if any(len(gpu.known(name).t_ns) for gpu in samples[name])]
     return Telemetry(
         values=values,
         reasons=reasons,
@@ -102,7 +103,7 @@ def measure(facts: Facts) -> Telemetry:
         hz=hz,
         counter_hz=counter_hz,
         energy=joules,
-        left_out=[gap for name, gap in gaps.items() if any(len(gpu.known(name).t_ns) for gpu in samples[name])],
+        left_out=left_out,
     )
 
 

@@ -1,7 +1,7 @@
 """Training of volume diffusion: rate, energy and memory of each recipe, with its validation beside it.
 
-Of the paper on TF32 and channels_last_3d in Med-DDPM only the claims of its abstract are known: the largest changes of
-any kernel. Here kernels are compared by class, because two recipes launch kernels of different names.
+Published figures of TF32 and channels_last_3d in Med-DDPM are the claims of an abstract: the largest changes of any
+kernel. Here kernels are compared by class, because two recipes launch kernels of different names.
 """
 
 from __future__ import annotations
