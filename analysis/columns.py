@@ -4,8 +4,6 @@ A column of runs.parquet is one row of `COLUMNS`. The row holds what other modul
 comes from, its bounds, why it may be null, and how the report names it and where the report shows it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

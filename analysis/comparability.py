@@ -4,8 +4,6 @@ A merge refuses them unless `--allow-mixed` accepts them. Then they are separate
 what distinguishes them. A value that is not known is not a different value.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

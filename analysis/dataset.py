@@ -3,8 +3,6 @@
 A run's rows of a long table are one file, below folders named site=, gpu= and run=.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The dataset is built beside its place and renamed at the end: an interrupted mer
 are only read. A run directory that cannot be read or summarised is left out with the reason, and changes no other run.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 import math

@@ -8,8 +8,6 @@ Levers that are the content of a bundle bear the bundle's name: they execute the
 versions in which `baseline` had no lever bear the name of today, `earlier_baseline`.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter

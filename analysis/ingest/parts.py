@@ -5,8 +5,6 @@ part that was still open when its writer died, is read in place. Nothing but pla
 their names and errors are listed as printable text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

@@ -5,8 +5,6 @@ each other: they are compared through the wall clocks, which sites keep in step 
 it started.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Sampled energy is of instant power alone: one-second averages are another quanti
 both. CPU energy is the sum over the packages of all nodes, if the run had its nodes to itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

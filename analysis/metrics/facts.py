@@ -1,7 +1,5 @@
 """What a run directory says about one completed run, and the record in which each stage gives its columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

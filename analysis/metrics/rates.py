@@ -1,7 +1,5 @@
 """Rates over the measure windows: N/T and S/T, percentiles of the step time, stalls, and the hours for all epochs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

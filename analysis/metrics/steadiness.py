@@ -8,8 +8,6 @@ may also wait because it is far ahead of the GPU; that costs nothing, so its sta
 GPU had no step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

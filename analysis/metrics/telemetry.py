@@ -4,8 +4,6 @@ A column counts only if its own values cover the window: rows whose value is nul
 the mean over the `window_ms` before its time.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a report of a merged dataset says, whatever it is written as: title, answers, and the folded sections."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

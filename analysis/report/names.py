@@ -1,7 +1,5 @@
 """Names for people, as titles and answers have them: of workloads, models, GPUs and times."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """The files of a report: one page that works offline, Markdown, CSV, LaTeX, figures. Its answer in the terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tables and sections of the report as plain data; other modules write them to the terminal and to files."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -5,8 +5,6 @@ range is 16 %, on a host that was busy. The others are below 13 %, and between c
 outlier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

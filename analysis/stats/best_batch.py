@@ -3,8 +3,6 @@
 The batch to use is the smallest one that the runs do not distinguish from the fastest.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import polars as pl

@@ -8,8 +8,6 @@ tensor cores were active for 1.1 to 1.2 times the MFU. The MFU of `dram_bound`: 
 not grow with the batch had more memory traffic than that.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Whether two cells differ is decided by the interval of their ratio or, without o
 kind (intervals.py), never by whether their two intervals overlap.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

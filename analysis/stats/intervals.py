@@ -9,8 +9,6 @@ percentile bootstrap (cards, then runs within them, 2000 draws) in 54 to 86; nei
 simulates these rules.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A test gives a sentence for each contradiction. Those of CHECKS make the run inv
 follows from what a writer declares beside its numbers, i.e. bounds and relations, is checked by `results`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any

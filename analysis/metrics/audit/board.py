@@ -1,7 +1,5 @@
 """Checks of the GPU's label, `gpu=a100`, against the board that NVML describes, by the facts in conf/gpu."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The inputs of checks: each function returns the arguments with which a test is called."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks of the tables of a profile: the times of kernels, and what Nsight Compute counted."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Checks of a run on several GPUs: its ranks with each other, and its cards by the rows of one sidecar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations
 

@@ -3,8 +3,6 @@
 The declarations are in inpaint_bench/core/workloads.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

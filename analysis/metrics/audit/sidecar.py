@@ -4,8 +4,6 @@ Two kinds of events make a run invalid: `co_tenant`, detail `pid N`, for another
 `power_limit`, detail `300 W to 250 W`, for a limit that changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import polars as pl

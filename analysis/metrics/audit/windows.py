@@ -1,7 +1,5 @@
 """Checks of windows.json and of the step table: against their clocks, each other, and the manifest."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Iterator
 

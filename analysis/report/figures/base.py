@@ -1,7 +1,5 @@
 """Parts that the figures share: the record of a figure, its colours, axis limits, whiskers and caption sentences."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import textwrap

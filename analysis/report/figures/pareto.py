@@ -1,7 +1,5 @@
 """Throughput against energy of every cell, and the Pareto frontier: the cells that no other beats in both."""
 
-from __future__ import annotations
-
 import altair as alt
 import polars as pl
 

@@ -1,7 +1,5 @@
 """The validation loss by optimizer step."""
 
-from __future__ import annotations
-
 import json
 
 import altair as alt

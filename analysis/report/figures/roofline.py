@@ -4,8 +4,6 @@ In these units every GPU has the same roof. FLOPs are those of the model, withou
 and further left than its kernels did.
 """
 
-from __future__ import annotations
-
 import altair as alt
 import polars as pl
 

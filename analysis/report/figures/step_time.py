@@ -1,7 +1,5 @@
 """Where the time of an image goes, per cell: the parts that were measured, stacked to the total."""
 
-from __future__ import annotations
-
 import polars as pl
 
 from analysis.dataset import Dataset

@@ -4,8 +4,6 @@ Charts are drawn in placeholder colours that no chart would use otherwise; a sty
 Every colour of the series has a contrast of at least 3:1 against the background of either scheme.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """A timeline per run: power, utilization, SM clock, temperature and, if the GPU has them, hardware counters."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

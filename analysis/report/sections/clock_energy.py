@@ -4,8 +4,6 @@ A run is cut at its readings of the SM clock, one a second. A part's images come
 energy from the counter.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ A run with counters has no cell. Its profile by torch.profiler tells the share o
 and how often the call launches it.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ half of the committed trainings a step lowers the loss by 0.07 to 0.09 %. A refe
 with anything: its loss must fall by more than 3 times the noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

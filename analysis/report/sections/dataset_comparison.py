@@ -4,8 +4,6 @@ Cells belong together if all their keys agree except the site and the environmen
 have such keys, those of the same site belong together, and within one site those with the same environment.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -3,8 +3,6 @@
 Each is shown only beside runs of its own kind of work. The page prints single numbers without error bars.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import polars as pl

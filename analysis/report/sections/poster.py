@@ -1,7 +1,5 @@
 """The section on the poster: what was measured next to what it published."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

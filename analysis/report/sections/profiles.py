@@ -1,7 +1,5 @@
 """Profiles of single steps: where their time goes, by class of kernels, and what another recipe changes in it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How training scales over GPUs: images/s beside the ideal line, efficiency, and GPU-hours per epoch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the sections of both workloads of volume diffusion share: a row per run, means over cells, published figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The section of the workload `denoise_patch`."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

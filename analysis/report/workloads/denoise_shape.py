@@ -1,7 +1,5 @@
 """The section of the workload `denoise_shape`."""
 
-from __future__ import annotations
-
 import polars as pl
 
 from analysis import published

@@ -1,7 +1,5 @@
 """FID against CLIP score over guidance: a table, and the curve."""
 
-from __future__ import annotations
-
 import altair as alt
 import polars as pl
 

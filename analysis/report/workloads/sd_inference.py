@@ -1,7 +1,5 @@
 """Making images: latency by stages, rate and energy, the agreement of images, and the NeMo page's figures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl

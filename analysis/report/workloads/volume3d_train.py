@@ -4,8 +4,6 @@ Published figures of TF32 and channels_last_3d in Med-DDPM are the claims of an 
 kernel. Here kernels are compared by class, because two recipes launch kernels of different names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
