@@ -18,8 +18,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES, UNKNOWN, Status
 
 from . import commands, names, workloads
-from .figures import base, by_batch, pareto, roofline, step_time, svg, timeline
-from .figures import quality as quality_figures
+from .figures import base, by_batch, points, step_time, svg, timeline
 from .figures.base import Figure
 from .sections import clock_energy, counters, curves, decision, nemo, poster, profiles, scaling, study_tables
 from .tables import SUMMARIES, Section, Table, TableBuilder
@@ -107,17 +106,17 @@ def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], qualit
     runs, cells = dataset.runs, build.cells
     every = [*map(build.summary, SUMMARIES), build.gpu_ratios(poster.ratios(runs))]
     every += [study_tables.recipe_comparison(build), build.cards(), build.recipes()]
-    drawn = [*pareto.draw(cells), step_time.draw(dataset, cells)]
+    drawn = [*points.draw_energy(cells), step_time.draw(dataset, cells)]
     timelines = timeline.draw(dataset, base.gpu_colours(runs["gpu"].drop_nulls()))
     limits = build.bottlenecks(dataset.rows(KERNEL_TIMES))
     doubts = [build.excluded(), build.cell_remarks(), build.skipped_files(dataset.skipped)]
     return [
         _fold("Every cell: speed, energy, temperature and memory", every, drawn, decided),
-        _fold("What limits the runs, and what to try", limits, [roofline.draw(runs)]),
+        _fold("What limits the runs, and what to try", limits, [points.draw_roofline(runs)]),
         *clock_energy.sections(dataset, build),
         *profiles.sections(dataset, build),
         *counters.sections(dataset, build),
-        _fold("Training quality", [build.training_quality()], quality_figures.draw(runs)),
+        _fold("Training quality", [build.training_quality()], points.draw_validation(runs)),
         *poster.sections(build),
         *nemo.text_to_image(build),
         *nemo.flux(build),
@@ -264,8 +263,8 @@ def charts(dataset: Dataset) -> dict[str, Any]:
     if not isinstance(dataset, Dataset):
         raise UserError("charts: takes a dataset, as in charts(open_dataset('dataset'))")
     runs, cells = dataset.runs, build_cells(dataset.runs)
-    drawn: list[Any] = [*by_batch.draw(cells), *pareto.draw(cells), *map(study_tables.draw, comparisons(runs))]
-    drawn += [*quality_figures.draw(runs), step_time.draw(dataset, cells), roofline.draw(runs)]
+    drawn: list[Any] = [*by_batch.draw(cells), *points.draw_energy(cells), *map(study_tables.draw, comparisons(runs))]
+    drawn += [*points.draw_validation(runs), step_time.draw(dataset, cells), points.draw_roofline(runs)]
     found = {}
     for each in drawn:
         if isinstance(each, Figure):
