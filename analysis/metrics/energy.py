@@ -210,7 +210,6 @@ def find_cpu_energy(facts: Facts) -> Columns:
 
 
 def _of_node(facts: Facts, rows: pl.DataFrame | None) -> float | str:
-    """Return the joules of one node, or why they are unknown."""
     # Each sidecar counts from 0, and a requeued job leaves the rows of an earlier one.
     own = None if rows is None else rows.filter(pl.col("t_unix_ns") >= (facts.manifest.started_unix_ns or 0))
     if own is None or own.is_empty():

@@ -44,14 +44,12 @@ class Facts:
 
     @cached_property
     def measured(self) -> list[tuple[Window, Span]]:
-        """Return the completed measure windows."""
         measured = [window for window in self.windows if window.kind == WindowKind.MEASURE]
         completed = [window for window in measured if window.status == Status.COMPLETED]
         return [(window, span) for window in completed if (span := span_of(window))]
 
     @cached_property
     def samples(self) -> dict[str, pl.DataFrame]:
-        """Return the sample tables."""
         return {name: rows for name, rows in self.tables.items() if name.startswith("samples_")}
 
     @cached_property
@@ -66,7 +64,6 @@ class Facts:
 
     @property
     def spans(self) -> list[Span]:
-        """Return the start and the end of each completed measure window."""
         return [span for _, span in self.measured]
 
     @property
@@ -81,7 +78,6 @@ class Facts:
 
     @property
     def gpu_uuids(self) -> set[str]:
-        """Return the UUIDs of the GPUs that the manifest lists."""
         return {device.uuid for device in self.manifest.devices if device.uuid}
 
     @property

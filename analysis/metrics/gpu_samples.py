@@ -41,12 +41,7 @@ class GpuSamples:
     @classmethod
     def split(cls, samples: pl.DataFrame, columns: Iterable[str]) -> list[GpuSamples]:
         """Return the samples of each GPU, in order of UUID."""
-        uuids = samples["gpu_uuid"].unique()
-        # Most runs have one GPU: their table is taken as it is.
-        parts = {
-            str(uuid): samples if len(uuids) == 1 else samples.filter(pl.col("gpu_uuid") == uuid)
-            for uuid in uuids.drop_nulls().cast(pl.String).sort()
-        }
+        uuids = samples["gpu_uuid"].unique().drop_nulls().cast(pl.String).sort()
         return [
             cls(
                 uuid=uuid,
@@ -54,12 +49,12 @@ class GpuSamples:
                 tick=rows["tick_seq"].cast(pl.Int64).to_numpy(),
                 columns={name: rows[name].cast(pl.Float64).to_numpy() for name in columns},  # null becomes NaN
             )
-            for uuid, rows in parts.items()
+            for uuid in uuids
+            for rows in [samples.filter(pl.col("gpu_uuid") == uuid)]
         ]
 
     @cached_property
     def ordered(self) -> bool:
-        """Return whether the clock never goes back."""
         return bool((self.t_ns[1:] >= self.t_ns[:-1]).all())
 
     def inside(self, start_ns: int, end_ns: int) -> npt.NDArray[np.bool_]:
@@ -67,7 +62,6 @@ class GpuSamples:
         return (self.t_ns >= start_ns) & (self.t_ns <= end_ns)
 
     def touches(self, spans: Iterable[Span]) -> bool:
-        """Return whether any sample lies inside any of the spans."""
         return any(len(self.t_ns[self.inside(*span)]) for span in spans)
 
     def known(self, column: str) -> GpuSamples:
@@ -87,7 +81,6 @@ class GpuSamples:
         return GpuSamples(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
 
     def values(self, column: str, span: Span) -> tuple[Ints, Floats]:
-        """Return times and known values of a column around a span."""
         samples = self.known(column).bracket(*span)
         return samples.t_ns, samples.columns[column]
 
@@ -199,7 +192,6 @@ class GpuSamples:
         return float(known.columns[column][inside].mean())
 
     def maximum(self, column: str, spans: Iterable[Span]) -> float | None:
-        """Return the largest value inside the spans."""
         known = self.known(column)
         inside = [known.columns[column][known.inside(*span)] for span in spans]
         return max((float(values.max()) for values in inside if len(values)), default=None)

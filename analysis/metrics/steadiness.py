@@ -53,7 +53,6 @@ class Steadiness:
 
     @property
     def columns(self) -> dict[str, str | float | None]:
-        """Return the columns of runs.parquet."""
         return {
             "steady": self.verdict,
             "step_blocks": self.blocks,

@@ -102,7 +102,6 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compare
 
 
 def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], quality: dict[str, str]) -> list[Section]:
-    """Return the sections without an answer, what most readers look for first."""
     runs, cells = dataset.runs, build.cells
     every = [*map(build.summary, SUMMARIES), build.gpu_ratios(poster.ratios(runs))]
     every += [study_tables.recipe_comparison(build), build.cards(), build.recipes()]
@@ -178,8 +177,7 @@ def _size(runs: pl.DataFrame) -> str:
 
 def _gpus(runs: pl.DataFrame) -> str:
     known = sorted(runs["gpu"].drop_nulls().unique(), key=gpu_order)
-    single = {"cpu": "the CPU", UNKNOWN: "an unknown GPU"}
-    return names.join([single.get(gpu, gpu_label(gpu)) for gpu in known]) or "no GPU"
+    return names.join([names.gpu(gpu) if gpu in ("cpu", UNKNOWN) else gpu_label(gpu) for gpu in known]) or "no GPU"
 
 
 def _demonstration(runs: pl.DataFrame) -> str:
@@ -243,7 +241,6 @@ def _range(values: list[Any], form: str) -> str:
 
 
 def _quality_line(quality: dict[str, str], cells: pl.DataFrame, runs: pl.DataFrame) -> str:
-    """Return the data quality in one line."""
     parts = [f"{quality.get('Valid', 0)} of {quality.get('Runs merged', 0)} runs are valid"]
     counts = ("Completed but invalid", "Failed or unfinished", "Unavailable")
     common = _reasons(runs.filter((pl.col("status") == Status.COMPLETED.value) & ~pl.col("valid")))[:1]

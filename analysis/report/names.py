@@ -17,15 +17,8 @@ WORKLOADS = {
     "fid_clip": "FID and CLIP score",
     COMMAND: "external program",
 }
-_MODELS = {  # by the first word of the name
-    "tiny": "tiny model",
-    "sdxl": "SDXL",
-    "sd15": "SD 1.5",
-    "sd2": "SD 2",
-    "sd35": "SD 3.5",
-    "flux": "FLUX.1",
-    "flux2": "FLUX.2",
-}
+_MODELS = {"tiny": "tiny model", "sdxl": "SDXL", "sd15": "SD 1.5", "sd2": "SD 2"}  # by the first word of the name
+_MODELS |= {"sd35": "SD 3.5", "flux": "FLUX.1", "flux2": "FLUX.2"}
 _AN = tuple("AEFHILMNORSX")  # letters whose names begin with a vowel
 
 

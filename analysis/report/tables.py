@@ -13,17 +13,7 @@ from analysis import recipe_labels
 from analysis.columns import METRICS, shown_in
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import bottleneck
-from analysis.stats.cells import (
-    CELL_KEYS,
-    GPU_COMPARISON_KEYS,
-    RUN_COUNTS,
-    Ratio,
-    build_cells,
-    key_text,
-    series_ratios,
-    varying_keys,
-    withhold_means,
-)
+from analysis.stats import cells as stats
 from analysis.units import gpu_label, gpu_order, number, runtime_heading
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import COMMAND
@@ -110,7 +100,7 @@ class TableBuilder:
 
     def __post_init__(self) -> None:
         self.runs = recipe_labels.add_short_names(self.runs)
-        self.cells = withhold_means(build_cells(self.runs))
+        self.cells = stats.withhold_means(stats.build_cells(self.runs))
 
     @property
     def demonstration(self) -> bool:
@@ -136,10 +126,10 @@ class TableBuilder:
         with_cpu = "joules_per_image_with_cpu"  # few sites let a job read it
         metrics = [name for name in shown_in(id) if name != with_cpu or self.cells[f"{name}_n"].sum()]
         # A key that is the same in all cells needs no column.
-        varying = [name for name in varying_keys(self.cells) if name != "recipe"]
+        varying = [name for name in stats.varying_keys(self.cells) if name != "recipe"]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"] or DASH), row[recipe_labels.COLUMN] or DASH]
-            + [*counts(row), *(key_text(row, name) or DASH for name in varying)]
+            + [*counts(row), *(stats.key_text(row, name) or DASH for name in varying)]
             + [mean_text(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
         ]
@@ -155,7 +145,6 @@ class TableBuilder:
         return self.table("recipes", "Recipes", ["Recipe", "Overrides"], rows)
 
     def run_list(self) -> Table:
-        """Return every run, valid or not."""
         metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image", "energy_error_pct"]
         disagreeing = set(self.cells.drop_nulls("disagreement")["run_ids"].explode())
         rows = []
@@ -201,11 +190,11 @@ class TableBuilder:
         note = "Messages that end with \u2026 are complete in runs.csv."
         return self.table("excluded", "Excluded runs", columns, rows, run_column=0, muted_rows=muted, note=note)
 
-    def gpu_ratios(self, published: Sequence[Ratio] = ()) -> Table:
+    def gpu_ratios(self, published: Sequence[stats.Ratio] = ()) -> Table:
         """Return how much faster each GPU is than the slower ones, and after these the published ratios."""
         # Within one group only the GPU, its site, the batch and what the comparability key names may differ.
-        groups = self.cells.partition_by(GPU_COMPARISON_KEYS, maintain_order=True)
-        measured = [ratio for group in groups for ratio in series_ratios(group, "images_per_s")]
+        groups = self.cells.partition_by(stats.GPU_COMPARISON_KEYS, maintain_order=True)
+        measured = [ratio for group in groups for ratio in stats.series_ratios(group, "images_per_s")]
         rows = [
             [f"{ratio.fast} / {ratio.slow}{source}", ratio.text, _by_batch(ratio)]
             for source, ratios in (("", measured), (" (published)", published))
@@ -252,7 +241,7 @@ class TableBuilder:
         """Return validation losses and quality metrics of valid runs per cell."""
         known = self.runs.filter("valid", pl.coalesce("validation", "quality_metrics").is_not_null())
         # Losses on other images, or after another number of steps, are not comparable.
-        cells = known.partition_by([*CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
+        cells = known.partition_by([*stats.CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
         cells.sort(key=lambda cell: (str(cell["gpu"][0]), cell["batch"][0], str(cell["site"][0])))
         names = list(dict.fromkeys(name for text in known["quality_metrics"] for name in json.loads(text or "{}")))
         rows = []
@@ -338,10 +327,10 @@ def counts(cell: dict[str, Any]) -> list[str]:
 
 def count_runs(runs: pl.DataFrame) -> dict[str, Any]:
     """Return of some runs what `counts` shows."""
-    return runs.select(pl.len().alias("n"), **RUN_COUNTS).row(0, named=True)
+    return runs.select(pl.len().alias("n"), **stats.RUN_COUNTS).row(0, named=True)
 
 
-def _by_batch(ratio: Ratio) -> str:
+def _by_batch(ratio: stats.Ratio) -> str:
     parts = []
     for batch, value in ratio.by_batch.items():
         gain = ratio.gains.get(batch)

@@ -104,7 +104,6 @@ def render(spec: dict[str, Any], name: str, title: str) -> str:
 
 
 def standalone(inline: str) -> str:
-    """Return an inline SVG as a file of its own, which follows the reader's scheme."""
     style = f"<style>{css()}svg{{background:Canvas;color-scheme:light dark}}text{{font-family:{FONT}}}</style>"
     head, body = _split(inline)
     return f"{head.replace('<svg ', _ROOT, 1)}{style}{body}\n"

@@ -180,7 +180,6 @@ def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:
 
 
 def _figure(profiles: list[Profile]) -> base.Figure:
-    """Draw the milliseconds of each call by class of kernels, at most MAX_BARS of them."""
     shown = [
         (profile.label, {kind: ms for kind, (ms, _) in profile.classes.items()}) for profile in profiles[:MAX_BARS]
     ]

@@ -98,7 +98,6 @@ def section(
 
 
 def _figure(id: str, rows: list[dict[str, Any]], rate: str, unit: str, run_ids: list[str]) -> Figure:
-    """Draw the rate of every network and recipe as bars."""
     shades = {gpu_label(gpu): shade for gpu, shade in base.gpu_colours(row["gpu"] for row in rows).items()}
     bars = [
         {"label": f"{row['model'].partition(' ')[0]}, {row['recipe']}", "part": gpu_label(row["gpu"]), "order": 0}

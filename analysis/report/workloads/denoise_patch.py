@@ -118,7 +118,6 @@ def _choices(cases: pl.DataFrame) -> list[tuple[dict[str, Any], ...]]:
 
 
 def _answer(choices: list[tuple[dict[str, Any], ...]]) -> str:
-    """Return which patch and which batch to take."""
     parts = [f"{_network(choices, take)} {_case(take)}" for take, *_ in choices]
     rule = f"the least memory of what reaches {100 * _FAST:g} % of the fastest"
     return f"Take for {'; '.join(parts)}: {rule}." if parts else ""

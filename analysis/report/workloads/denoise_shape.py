@@ -53,7 +53,6 @@ def _largest(cases: pl.DataFrame) -> pl.DataFrame:
 
 
 def _answer(cases: pl.DataFrame) -> str:
-    """Return memory and time of the largest image by network and branch."""
     largest = _largest(cases).to_dicts()
     spikes = []
     for tiled in (case for case in largest if case["calls"] > 1):

@@ -205,7 +205,6 @@ def _dominant(stated: str, profiled: list[Profile]) -> list[list[str]]:
 
 
 def _of_cells(cells: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the quality of each pair of cells."""
     work = [key for key in _volumes.KEYS if key not in ("recipe", "precision")]
     quality = _volumes.CLAIMS["quality_degradation"]
     pairs = [(old, new) for old, new in permutations(cells, 2) if _is_pair(old, new, work)]
