@@ -1,7 +1,5 @@
 """The samples of one GPU as arrays: integrals over them, and whether they cover a window. Times are in monotonic ns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,10 +34,10 @@ class GpuSamples:
     t_ns: Ints
     tick: Ints
     columns: dict[str, Floats]  # null is NaN
-    _known: dict[str, GpuSamples] = field(default_factory=dict)  # results of `known`
+    _known: dict[str, "GpuSamples"] = field(default_factory=dict)  # results of `known`
 
     @classmethod
-    def split(cls, samples: pl.DataFrame, columns: Iterable[str]) -> list[GpuSamples]:
+    def split(cls, samples: pl.DataFrame, columns: Iterable[str]) -> list["GpuSamples"]:
         """Return the samples of each GPU, in order of UUID."""
         uuids = samples["gpu_uuid"].unique().drop_nulls().cast(pl.String).sort()
         return [
@@ -64,19 +62,19 @@ class GpuSamples:
     def touches(self, spans: Iterable[Span]) -> bool:
         return any(len(self.t_ns[self.inside(*span)]) for span in spans)
 
-    def known(self, column: str) -> GpuSamples:
+    def known(self, column: str) -> "GpuSamples":
         """Return only the samples that have a value in this column, with this column alone."""
         if column not in self._known:
             self._known[column] = self._take(~np.isnan(self.columns[column]), [column])
         return self._known[column]
 
-    def bracket(self, start_ns: int, end_ns: int) -> GpuSamples:
+    def bracket(self, start_ns: int, end_ns: int) -> "GpuSamples":
         """Return the samples from the last one at or before the start to the first one at or after the end."""
         before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
         low, high = before.max() if len(before) else start_ns, after.min() if len(after) else end_ns
         return self._take(self.inside(low, high), self.columns)
 
-    def _take(self, rows: Rows, columns: Iterable[str]) -> GpuSamples:
+    def _take(self, rows: Rows, columns: Iterable[str]) -> "GpuSamples":
         values = {name: self.columns[name][rows] for name in columns}
         return GpuSamples(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
 

@@ -1,7 +1,5 @@
 """A table as text: for the terminal, as Markdown, CSV and LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -36,7 +34,7 @@ _FLOATING_ROWS = 40  # that fit into a column of a page
 _Column = tuple[str, Sequence[str | float | None]]  # column of a CSV file
 
 
-def to_terminal(table: Table, console: Console) -> None:
+def to_terminal(table: Table, console: "Console") -> None:
     """Print one table."""
     from rich import box
     from rich.table import Table as RichTable
