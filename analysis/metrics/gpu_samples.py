@@ -55,8 +55,10 @@ class GpuSamples:
     def ordered(self) -> bool:
         return bool((self.t_ns[1:] >= self.t_ns[:-1]).all())
 
-    def inside(self, start_ns: int, end_ns: int) -> npt.NDArray[np.bool_]:
-        """Return which samples are from start to end, both included."""
+    def inside(self, start_ns: int, end_ns: int) -> Rows:
+        """Return the index of the samples from start to end, both included."""
+        if self.ordered:  # nothing is copied, of a day of samples for each window
+            return slice(self.t_ns.searchsorted(start_ns, "left"), self.t_ns.searchsorted(end_ns, "right"))
         return (self.t_ns >= start_ns) & (self.t_ns <= end_ns)
 
     def touches(self, spans: Iterable[Span]) -> bool:
@@ -65,18 +67,27 @@ class GpuSamples:
     def known(self, column: str) -> "GpuSamples":
         """Return only the samples that have a value in this column, with this column alone."""
         if column not in self._known:
-            self._known[column] = self._take(~np.isnan(self.columns[column]), [column])
+            missing = np.isnan(self.columns[column])
+            self._known[column] = self._take(~missing if missing.any() else slice(None), [column])
         return self._known[column]
 
     def bracket(self, start_ns: int, end_ns: int) -> "GpuSamples":
         """Return the samples from the last one at or before the start to the first one at or after the end."""
-        before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
+        # Binary searches if the clock only goes forward, else a test of every sample.
+        if self.ordered:
+            first, last = self.t_ns.searchsorted(start_ns, "right"), self.t_ns.searchsorted(end_ns, "left")
+            before, after = self.t_ns[:first][-1:], self.t_ns[last:][:1]
+        else:
+            before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
         low, high = before.max() if len(before) else start_ns, after.min() if len(after) else end_ns
         return self._take(self.inside(low, high), self.columns)
 
     def _take(self, rows: Rows, columns: Iterable[str]) -> "GpuSamples":
         values = {name: self.columns[name][rows] for name in columns}
-        return GpuSamples(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
+        taken = GpuSamples(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
+        if self.ordered:
+            taken.ordered = True  # without testing again
+        return taken
 
     def values(self, column: str, span: Span) -> tuple[Ints, Floats]:
         samples = self.known(column).bracket(*span)
