@@ -197,8 +197,7 @@ def check_device_time(facts: Facts, window: Window, span: Span, steps: pl.DataFr
         kind, busy_s = "on the GPU", float(steps["device_ms"].cast(pl.Float64).sum()) * 1e-3
         if busy_s > MAX_DEVICE_SHARE * seconds:
             yield f"the steps took {busy_s:.2f} s on the GPU, in a window of {seconds:.2f} s"
-    # In which no step was being queued, before the last one. Stalls are told elsewhere; on the host, steps include the
-    # wait for data.
+    # Idle: no step was being queued. Stalls are told elsewhere; on the host, steps include the wait for data.
     idle = steps["t_start_mono_ns"] - steps["t_end_mono_ns"].shift(1, fill_value=span[0])
     explained_s = busy_s + float(idle.clip(0).sum()) * 1e-9 + find_stalls(steps, span).seconds
     explained_s += 0 if kind == "on the host" else wait_s

@@ -1,9 +1,7 @@
 """Figures of points: cells by throughput and energy, validation losses by optimizer step, and the roofline of runs.
 
-The roofline is in units of the peaks of each run's own GPU. MFU is achieved over peak FLOP/s, DRAM activity is achieved
-over peak bandwidth. Their ratio is the arithmetic intensity divided by that of the ridge point, so that every GPU has
-the same roof. FLOPs are those of the model, without recomputation, so a run can lie lower and further left than its
-kernels did.
+The roofline has one roof for all GPUs: MFU over DRAM activity is the arithmetic intensity over that of the ridge point.
+FLOPs are those of the model, without recomputation, so a run can lie lower and further left than its kernels did.
 """
 
 import json
