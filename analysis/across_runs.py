@@ -1,7 +1,5 @@
 """What only a comparison of runs shows: one run under two ids, two runs on one GPU at one time, unequal work."""
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 import json

@@ -4,8 +4,6 @@ A column of runs.parquet is one row of `COLUMNS`. The row holds what other modul
 comes from, its bounds, why it may be null, and how the report names it and where the report shows it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,25 +53,16 @@ COUNT, MANY, HOURS, MIB = (1, 1e6), (1, 1e12), (0, 1e9), (TINY, 2**21)
 ENERGY = ("energy_mj", "power_instant_w")  # samples behind every figure of energy
 
 COLUMNS = (
-    Column("run_id", STRING),
-    Column("sweep_id", STRING),
-    Column("point", STRING),
-    Column("attempt", STRING),
-    Column("site", STRING),
+    *(Column(name, STRING) for name in ("run_id", "sweep_id", "point", "attempt", "site")),
     Column("gpu", STRING, "label of the launch: gpu="),
     Column("gpu_name", STRING, "name of the board"),
     Column("gpu_uuid", STRING, "of all GPUs of the run"),
     Column("node", STRING),
     Column("boot_id", STRING, "of the node's kernel: the monotonic clock is of one boot"),
-    Column("workload", STRING),
-    Column("recipe", STRING),
-    Column("model", STRING),
+    *(Column(name, STRING) for name in ("workload", "recipe", "model")),
     Column("variant", STRING, "changed keys of the workload, and digest of loaded weights: part of the cell"),
     Column("source", STRING, "of the telemetry"),
-    Column("status", STRING),
-    Column("reason", STRING),
-    Column("message", STRING),
-    Column("invalid_reason", STRING),
+    *(Column(name, STRING) for name in ("status", "reason", "message", "invalid_reason")),
     Column("invalid_across_runs", STRING, "the part of invalid_reason that only a comparison with other runs shows"),
     Column("warnings", STRING),
     Column("null_reasons", STRING, "column=reason, separated by semicolons"),
@@ -212,11 +201,8 @@ COLUMNS = (
     Column("peak_tflops", REAL, "of one GPU, dense BF16", "gpu_facts.bf16_dense_tflops"),
     Column("compile_s", REAL, fact="workload_facts.compile_s", bounds=HOURS, label="Compile", unit="s"),
     Column("setup_s", REAL, fact="workload_facts.setup_s", bounds=HOURS),
-    Column("parity_prediction_rel", REAL, "relative error against the reference", "parity.prediction_rel"),
-    Column("parity_loss_rel", REAL, "relative error against the reference", "parity.loss_rel"),
-    Column("parity_gradient_rel", REAL, "relative error against the reference", "parity.gradient_rel"),
-    Column("parity_update_rel", REAL, "relative error against the reference", "parity.update_rel"),
-    Column("parity_encoder_rel", REAL, "relative error against the reference", "parity.encoder_rel"),
+    *(Column(f"parity_{name}_rel", REAL, "relative error against the reference", f"parity.{name}_rel")
+      for name in ("prediction", "loss", "gradient", "update", "encoder")),
     Column("validation_first_loss", REAL, bounds=FINITE),
     Column("validation_last_loss", REAL, bounds=FINITE),
     Column("sm_active_pct", REAL, label="SMs active", unit="%"),

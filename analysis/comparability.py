@@ -4,8 +4,6 @@ A merge refuses them unless `--allow-mixed` accepts them. Then they are separate
 what distinguishes them. A value that is not known is not a different value.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -74,7 +72,10 @@ def find_conflicts(runs: pl.DataFrame) -> list[tuple[str, str]]:
     """
     conflicts = []
     for group in runs.filter("valid").sort("run_id").partition_by(COMPARISON_KEYS, maintain_order=True):
-        setting = _setting(group.row(0, named=True))
+        row = group.row(0, named=True)
+        parts = [f"{row['gpu']} at {row['site']}", *scale_labels(row["gpus"], row["nodes"])]
+        parts += [str(row[name]) for name in ("workload", "model", "variant") if row[name]]
+        setting = ", ".join([*parts, *([f"{row['resolution_px']} px"] if row["resolution_px"] else [])])
         for attribute, column in ATTRIBUTES.items():
             known = group.filter(pl.col(column).is_not_null())
             by_value = known.group_by(_value(attribute), maintain_order=True).agg("run_id").rows()
@@ -107,11 +108,3 @@ def _value(attribute: str) -> pl.Expr:
     if attribute == "power_limit":
         return pl.format("{} W", value.cast(pl.String).str.replace(r"\.0$", ""))
     return value
-
-
-def _setting(row: dict[str, Any]) -> str:
-    parts = [f"{row['gpu']} at {row['site']}"]
-    parts += scale_labels(row["gpus"], row["nodes"])
-    parts += [str(row[name]) for name in ("workload", "model", "variant") if row[name]]
-    parts += [f"{row['resolution_px']} px"] if row["resolution_px"] else []
-    return ", ".join(parts)

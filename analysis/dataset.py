@@ -3,8 +3,6 @@
 A run's rows of a long table are one file, below folders named site=, gpu= and run=.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,26 +173,22 @@ def _with_all_columns(frame: pl.DataFrame, columns: Mapping[str, pl.DataType]) -
     return frame.with_columns(pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in frame)
 
 
-def partition_path(rows: pa.Table, manifest: Manifest, folder: Path) -> Path | None:
-    """Return the file of a run's rows of a long table in that table's folder, None without rows."""
-    if not rows.num_rows:
-        return None
-    values = {"site": str(manifest.site), "gpu": str(manifest.gpu), "run": manifest.run_id}
-    return folder.joinpath(*(f"{key}={hive_value(values[key])}" for key in HIVE_KEYS)) / schema.PART_PATTERN.format(0)
-
-
-def write_partition(rows: pa.Table, manifest: Manifest, path: Path) -> None:
-    """Write a run's rows of a long table with site and GPU as columns.
+def write_partition(rows: pa.Table, manifest: Manifest, folder: Path) -> Path | None:
+    """Write a run's rows of a long table below its folder, with site and GPU as columns; return the file, if any.
 
     Integers (times, counters) are stored as differences and floats split by byte. LZ4 then makes the file smaller than
     zstd alone does, and it is written and read in half the time. Strings need no statistics, because readers skip
     files by the folder names.
     """
+    if not rows.num_rows:
+        return None
+    values = {"site": str(manifest.site), "gpu": str(manifest.gpu), "run": manifest.run_id}
+    path = folder.joinpath(*(f"{key}={hive_value(values[key])}" for key in HIVE_KEYS), schema.PART_PATTERN.format(0))
     path.parent.mkdir(parents=True)
     # The same site and GPU in every row: a dictionary of one entry, and index 0 everywhere.
     index = pa.nulls(rows.num_rows, pa.int32()).fill_null(0)
-    for name in ("site", "gpu"):
-        value = pa.array([str(getattr(manifest, name))], pa.string())
+    for name in _PLACE:
+        value = pa.array([values[name]], pa.string())
         rows = rows.append_column(name, pa.DictionaryArray.from_arrays(index, value))
     strings = [field.name for field in rows.schema if pa.types.is_dictionary(field.type)]
     integers = {field.name: "DELTA_BINARY_PACKED" for field in rows.schema if pa.types.is_integer(field.type)}
@@ -210,3 +204,4 @@ def write_partition(rows: pa.Table, manifest: Manifest, path: Path) -> None:
         write_statistics=[name for name in rows.schema.names if name not in strings],
         store_schema=False,
     )
+    return path

@@ -4,8 +4,6 @@ The dataset is built beside its place and renamed at the end: an interrupted mer
 are only read. A run directory that cannot be read or summarised is left out with the reason, and changes no other run.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 import math
@@ -134,10 +132,9 @@ def _read_group(group: list[ManifestFile], out: Path) -> dict[Path, _Outcome]:
 
 def _read(source: ManifestFile, out: Path, *, duplicate: bool) -> _Outcome:
     """Read one run directory and write its part of the dataset. A duplicate needs only its content hash."""
-    written: list[Path] = []
     run_id = source.manifest.run_id if source.manifest else None
     try:
-        return _merge_run(source, out, written, duplicate=duplicate)
+        return _merge_run(source, out, duplicate=duplicate)
     except UserError:
         raise
     except LeftOutError as error:
@@ -146,13 +143,10 @@ def _read(source: ManifestFile, out: Path, *, duplicate: bool) -> _Outcome:
     except Exception as error:
         reason = f"run left out: {type(error).__name__}: {parts.describe(error)}"
         skip = parts.skipped(source.folder, "internal", reason, run_id)
-    for path in written:
-        path.unlink(missing_ok=True)
     return _Outcome(folder=parts.path_text(source.folder), run_id=run_id, skips=[skip])
 
 
-def _merge_run(source: ManifestFile, out: Path, written: list[Path], *, duplicate: bool) -> _Outcome:
-    """Return the outcome of one run directory; each file of the dataset is named in `written` before it is written."""
+def _merge_run(source: ManifestFile, out: Path, *, duplicate: bool) -> _Outcome:
     run, skips = run_dir.read_run(source)
     outcome = _Outcome(folder=parts.path_text(source.folder), skips=skips)
     if run is None:
@@ -186,17 +180,14 @@ def _merge_run(source: ManifestFile, out: Path, written: list[Path], *, duplicat
         values = {**msgspec.structs.asdict(window), **keys, "flags": flags.join(codes)}
         outcome.windows.append(_checked(values, WINDOW_SCHEMA))
     try:
-        for name, rows in tables.items():
-            if path := dataset.partition_path(rows, manifest, out / name):
-                written.append(path)
-                dataset.write_partition(rows, manifest, path)
+        written = [dataset.write_partition(rows, manifest, out / name) for name, rows in tables.items()]
         if run.sample_grid:
             written.append(out / row["sample_grid"])
-            written[-1].parent.mkdir(exist_ok=True)
-            written[-1].write_bytes(run.sample_grid)
-    except OSError as error:  # not this run's fault: the next one could not be written either
+            (out / schema.SAMPLE_GRIDS).mkdir(exist_ok=True)
+            (out / row["sample_grid"]).write_bytes(run.sample_grid)
+        outcome.files = [seal.WrittenFile.read(path, out) for path in written if path]
+    except (OSError, pa.ArrowException) as error:  # not this run's fault: the next one could not be written either
         raise UserError(f"{out}: cannot be written ({error})") from error
-    outcome.files = [seal.WrittenFile.read(path, out) for path in written]
     return outcome
 
 

@@ -4,8 +4,6 @@ Source: "Accelerating Inpainting: Benchmarking Fine-Tuning Performance" (Kim, Pa
 means is in published/README.md.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars as pl

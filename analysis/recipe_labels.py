@@ -8,12 +8,11 @@ Levers that are the content of a bundle bear the bundle's name: they execute the
 versions in which `baseline` had no lever bear the name of today, `earlier_baseline`.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 import polars as pl
 
@@ -38,7 +37,7 @@ def short_names(recipes: Iterable[str]) -> dict[str, str]:
     """Return the short name of each recipe, unique among these recipes: the shortest that no other one has."""
     recipes = list(recipes)
     names = dict.fromkeys(recipes, "")
-    for form in (_short, _with_other_levers, str):
+    for form in (_short, lambda recipe: "+".join(chain(*_words(recipe.split("+")))), str):
         proposed = {recipe: form(recipe) for recipe in recipes if not names[recipe]}
         used = Counter([*proposed.values(), *names.values()])
         names |= {recipe: name for recipe, name in proposed.items() if used[name] == 1}
@@ -117,11 +116,6 @@ def _short(recipe: str) -> str:
         return recipe
     words, others = _words(levers)
     return "+".join(words) if words else f"{'+'.join(others[:NAMED])} and {len(others) - NAMED} more"
-
-
-def _with_other_levers(recipe: str) -> str:
-    words, others = _words(recipe.split("+"))
-    return "+".join([*words, *others])
 
 
 def _words(levers: list[str]) -> tuple[list[str], list[str]]:

@@ -3,8 +3,6 @@
 A run does not record the rule. The rate is that of the site's default cores and memory per GPU.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Numbers, GPU types and counts as every table and figure prints them."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -5,8 +5,6 @@ part that was still open when its writer died, is read in place. Nothing but pla
 their names and errors are listed as printable text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat
@@ -116,34 +114,26 @@ def open_table(folder: Path, table: str, run_id: str | None) -> tuple[TableFiles
         reason = f"cannot be read as a folder of parts ({describe(error)})"
         return files, [skipped(folder, "unreadable", reason, run_id)]
     for path in paths:
-        if contract.JOURNAL_NAME.fullmatch(path.name):
-            problem = _open_journal(path, files)
+        if contract.JOURNAL_NAME.fullmatch(path.name) or contract.PART_NAME.fullmatch(path.name):
+            problem = _open(path, files)
         elif path.name.startswith(".") and path.name.endswith(".tmp"):
             problem = "temporary", "temporary file of a write that never finished"
-        elif not contract.PART_NAME.fullmatch(path.name):
-            problem = "unexpected", "not a part by its name"
         else:
-            problem = _open_part(path, files)
+            problem = "unexpected", "not a part by its name"
         if problem:
             skips.append(skipped(path, *problem, run_id))
     return files, skips
 
 
-def _open_journal(path: Path, files: TableFiles) -> tuple[str, str] | None:
-    try:
-        raw = read_plain(path, max_bytes=MAX_PART_BYTES)
-    except OSError as error:
-        return "unreadable", f"cannot be read ({describe(error)})"
-    files.digests[path], files.journals[path] = hashlib.sha256(raw).digest(), raw
-    return None
-
-
-def _open_part(path: Path, files: TableFiles) -> tuple[str, str] | None:
-    """Add a part to the files, or return the code and the reason why its footer makes it unusable."""
+def _open(path: Path, files: TableFiles) -> tuple[str, str] | None:
+    """Add a journal or a part to the files, or return the code and the reason why it or its footer is unusable."""
     columns = SCHEMAS[files.table]
     try:
         # Whole: the digest, the footer and later the rows are then of the same bytes.
         raw = read_plain(path, max_bytes=MAX_PART_BYTES)
+        if contract.JOURNAL_NAME.fullmatch(path.name):
+            files.digests[path], files.journals[path] = hashlib.sha256(raw).digest(), raw
+            return None
         part = pq.ParquetFile(pa.BufferReader(raw))
     except OSError as error:
         return "unreadable", f"cannot be read ({describe(error)})"

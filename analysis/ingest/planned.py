@@ -3,8 +3,6 @@
 A sweep names all of its points in sweep.json before it submits any. Why one has no run only `status` can say.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ each other: they are compared through the wall clocks, which sites keep in step 
 it started.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping
@@ -160,21 +158,20 @@ def find_manifest(folder: Path) -> ManifestFile:
             raise ValueError("it has no run_id")
         # They become folders of the dataset.
         for name in ("run_id", "site", "gpu"):
-            length = len(hive_value(getattr(manifest, name) or ""))
-            if length > MAX_ID:
-                limit = f"the limit is {MAX_ID}"
-                raise ValueError(f"{name} takes {length:,} characters as a folder name; {limit}")
+            if (length := len(hive_value(getattr(manifest, name) or ""))) > MAX_ID:
+                raise ValueError(f"{name} takes {length:,} characters as a folder name; the limit is {MAX_ID}")
+        return ManifestFile(folder=folder, manifest=manifest, content=content)
     except FileNotFoundError:
-        reason = "no manifest: the worker never got far enough to write one, or it was lost"
-        return ManifestFile(folder=folder, problem=LeftOutError("no_manifest", reason))
+        left_out = LeftOutError(
+            "no_manifest", "no manifest: the worker never got far enough to write one, or it was lost"
+        )
     except OSError as error:
-        problem_ = LeftOutError("manifest_damaged", f"manifest cannot be read ({describe(error)})")
-        return ManifestFile(folder=folder, problem=problem_)
+        left_out = LeftOutError("manifest_damaged", f"manifest cannot be read ({describe(error)})")
     except LeftOutError as error:
-        return ManifestFile(folder=folder, problem=error)
+        left_out = error
     except (ValueError, RecursionError) as error:  # msgspec.ValidationError is a ValueError
-        return ManifestFile(folder=folder, problem=LeftOutError("manifest_damaged", f"manifest damaged: {error}"))
-    return ManifestFile(folder=folder, manifest=manifest, content=content)
+        left_out = LeftOutError("manifest_damaged", f"manifest damaged: {error}")
+    return ManifestFile(folder=folder, problem=left_out)
 
 
 def read_run(source: ManifestFile) -> tuple[Run | None, list[SkippedFile]]:

@@ -4,8 +4,6 @@ Sampled energy is of instant power alone: one-second averages are another quanti
 both. CPU energy is the sum over the packages of all nodes, if the run had its nodes to itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -34,31 +32,9 @@ LAG_S = {"power_instant_w": 0.0, "power_avg1s_w": 0.5}
 MIN_UPDATES = 20
 AT_CALLS = ("counter_start_j", "counter_end_j", "counter_update_s")
 CPU_TABLE, CPU_COUNTER = "samples_cpu", "energy_uj"
-CPU_WATTS = (
-    1.0,
-    5000.0,
-)  # power of a node's packages between two samples: idle laptops draw more, eight large sockets less
-UNCERTAINTY = (
-    "energy_error_pct",
-    "energy_edge_pct",
-    "energy_sensor_pct",
-    "energy_update_ms",
-    "joules_per_image_error",
-)
-
-
-def uncertainty_pct(
-    *, joules: float, seconds: float, windows: int, gpus: int, update_s: float, ratio: float, filled_j: float = 0.0
-) -> tuple[float, float, float]:
-    """Return by how much energy by the counter may be wrong, in % of it: bounds that add up, no standard deviation.
-
-    Edges: in each of n windows of together T seconds, the counter was last updated up to u before either edge:
-    2 u n / T, and between two readings power in place of time moves it by `filled_j`. Sensor: SENSOR_W on each of G
-    GPUs over the mean power: G SENSOR_W T / E. Disagreement: |counter / integral - 1|, of two ways to measure the same
-    joules.
-    """
-    edges_pct = 100 * (2 * update_s * windows / seconds + filled_j / joules)
-    return edges_pct, 100 * gpus * SENSOR_W * seconds / joules, 100 * abs(ratio - 1)
+# Power of a node's packages between two samples: idle laptops draw more, eight large sockets less.
+CPU_WATTS = (1.0, 5000.0)
+UNCERTAINTY = ("energy_error_pct", "energy_edge_pct", "energy_sensor_pct", "energy_update_ms", "joules_per_image_error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,22 +151,23 @@ def _deviation(
 def _uncertainty(
     joules: float, pairs: list[tuple[GpuSamples, Span]], spans: list[Span], sampled_j: float
 ) -> dict[str, float]:
-    """Return the uncertainty by the counter's updates, the sensor, and sampled power; nothing without updates."""
-    # The slowest counter in all GPUs and windows gives the bound for the edges.
+    """Return by how much energy by the counter may be wrong: bounds that add up, in %; nothing without updates.
+
+    Edges: in each of n windows of together T seconds, the slowest counter was last updated up to u before either edge:
+    2 u n / T, and between two readings power in place of time moves it by what is filled. Sensor: SENSOR_W on each of G
+    GPUs over the mean power: G SENSOR_W T / E. Disagreement: |counter / integral - 1|, of two ways to measure the same
+    joules.
+    """
     updates = [update for gpu, span in pairs if (update := gpu.update_s(span)) is not None]
     if not updates:
         return {}
-    bounds = uncertainty_pct(
-        joules=joules,
-        seconds=sum(end - start for start, end in spans) * 1e-9,
-        windows=len(spans),
-        gpus=len(pairs) // len(spans),
-        update_s=max(updates),
-        ratio=joules / sampled_j,
-        filled_j=sum(gpu.fill_effect(span) for gpu, span in pairs) / 1000,
-    )
-    names = ("energy_update_ms", "energy_edge_pct", "energy_sensor_pct", "energy_error_pct")
-    return dict(zip(names, (1000 * max(updates), *bounds[:2], sum(bounds)), strict=True))
+    update_s, seconds = max(updates), sum(end - start for start, end in spans) * 1e-9
+    filled_j = sum(gpu.fill_effect(span) for gpu, span in pairs) / 1000
+    edge_pct = 100 * (2 * update_s * len(spans) / seconds + filled_j / joules)
+    sensor_pct = 100 * (len(pairs) // len(spans)) * SENSOR_W * seconds / joules
+    error_pct = edge_pct + sensor_pct + 100 * abs(joules / sampled_j - 1)
+    bounds = {"energy_edge_pct": edge_pct, "energy_sensor_pct": sensor_pct, "energy_error_pct": error_pct}
+    return {"energy_update_ms": 1000 * update_s, **bounds}
 
 
 def _total(values: list[float | None]) -> float | None:
@@ -233,7 +210,6 @@ def find_cpu_energy(facts: Facts) -> Columns:
 
 
 def _of_node(facts: Facts, rows: pl.DataFrame | None) -> float | str:
-    """Return the joules of one node, or why they are unknown."""
     # Each sidecar counts from 0, and a requeued job leaves the rows of an earlier one.
     own = None if rows is None else rows.filter(pl.col("t_unix_ns") >= (facts.manifest.started_unix_ns or 0))
     if own is None or own.is_empty():

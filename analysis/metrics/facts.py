@@ -1,7 +1,5 @@
 """What a run directory says about one completed run, and the record in which each stage gives its columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -46,14 +44,12 @@ class Facts:
 
     @cached_property
     def measured(self) -> list[tuple[Window, Span]]:
-        """Return the completed measure windows."""
         measured = [window for window in self.windows if window.kind == WindowKind.MEASURE]
         completed = [window for window in measured if window.status == Status.COMPLETED]
         return [(window, span) for window in completed if (span := span_of(window))]
 
     @cached_property
     def samples(self) -> dict[str, pl.DataFrame]:
-        """Return the sample tables."""
         return {name: rows for name, rows in self.tables.items() if name.startswith("samples_")}
 
     @cached_property
@@ -68,7 +64,6 @@ class Facts:
 
     @property
     def spans(self) -> list[Span]:
-        """Return the start and the end of each completed measure window."""
         return [span for _, span in self.measured]
 
     @property
@@ -83,7 +78,6 @@ class Facts:
 
     @property
     def gpu_uuids(self) -> set[str]:
-        """Return the UUIDs of the GPUs that the manifest lists."""
         return {device.uuid for device in self.manifest.devices if device.uuid}
 
     @property

@@ -4,8 +4,6 @@ A flag says that something happened, not that the figures are wrong; what makes 
 Codes are separated by commas, in the order of `Flag`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from enum import StrEnum

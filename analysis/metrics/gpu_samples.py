@@ -1,7 +1,5 @@
 """The samples of one GPU as arrays: integrals over them, and whether they cover a window. Times are in monotonic ns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,17 +34,12 @@ class GpuSamples:
     t_ns: Ints
     tick: Ints
     columns: dict[str, Floats]  # null is NaN
-    _known: dict[str, GpuSamples] = field(default_factory=dict)  # results of `known`
+    _known: dict[str, "GpuSamples"] = field(default_factory=dict)  # results of `known`
 
     @classmethod
-    def split(cls, samples: pl.DataFrame, columns: Iterable[str]) -> list[GpuSamples]:
+    def split(cls, samples: pl.DataFrame, columns: Iterable[str]) -> list["GpuSamples"]:
         """Return the samples of each GPU, in order of UUID."""
-        uuids = samples["gpu_uuid"].unique()
-        # Most runs have one GPU: their table is taken as it is.
-        parts = {
-            str(uuid): samples if len(uuids) == 1 else samples.filter(pl.col("gpu_uuid") == uuid)
-            for uuid in uuids.drop_nulls().cast(pl.String).sort()
-        }
+        uuids = samples["gpu_uuid"].unique().drop_nulls().cast(pl.String).sort()
         return [
             cls(
                 uuid=uuid,
@@ -54,32 +47,31 @@ class GpuSamples:
                 tick=rows["tick_seq"].cast(pl.Int64).to_numpy(),
                 columns={name: rows[name].cast(pl.Float64).to_numpy() for name in columns},  # null becomes NaN
             )
-            for uuid, rows in parts.items()
+            for uuid in uuids
+            for rows in [samples.filter(pl.col("gpu_uuid") == uuid)]
         ]
 
     @cached_property
     def ordered(self) -> bool:
-        """Return whether the clock never goes back: then the rows of a span are a slice, and nothing is copied."""
         return bool((self.t_ns[1:] >= self.t_ns[:-1]).all())
 
     def inside(self, start_ns: int, end_ns: int) -> Rows:
         """Return the index of the samples from start to end, both included."""
-        if self.ordered:
+        if self.ordered:  # nothing is copied, of a day of samples for each window
             return slice(self.t_ns.searchsorted(start_ns, "left"), self.t_ns.searchsorted(end_ns, "right"))
         return (self.t_ns >= start_ns) & (self.t_ns <= end_ns)
 
     def touches(self, spans: Iterable[Span]) -> bool:
-        """Return whether any sample lies inside any of the spans."""
         return any(len(self.t_ns[self.inside(*span)]) for span in spans)
 
-    def known(self, column: str) -> GpuSamples:
+    def known(self, column: str) -> "GpuSamples":
         """Return only the samples that have a value in this column, with this column alone."""
         if column not in self._known:
             missing = np.isnan(self.columns[column])
             self._known[column] = self._take(~missing if missing.any() else slice(None), [column])
         return self._known[column]
 
-    def bracket(self, start_ns: int, end_ns: int) -> GpuSamples:
+    def bracket(self, start_ns: int, end_ns: int) -> "GpuSamples":
         """Return the samples from the last one at or before the start to the first one at or after the end."""
         # Binary searches if the clock only goes forward, else a test of every sample.
         if self.ordered:
@@ -87,11 +79,10 @@ class GpuSamples:
             before, after = self.t_ns[:first][-1:], self.t_ns[last:][:1]
         else:
             before, after = self.t_ns[self.t_ns <= start_ns], self.t_ns[self.t_ns >= end_ns]
-        low = before.max() if len(before) else start_ns
-        high = after.min() if len(after) else end_ns
+        low, high = before.max() if len(before) else start_ns, after.min() if len(after) else end_ns
         return self._take(self.inside(low, high), self.columns)
 
-    def _take(self, rows: Rows, columns: Iterable[str]) -> GpuSamples:
+    def _take(self, rows: Rows, columns: Iterable[str]) -> "GpuSamples":
         values = {name: self.columns[name][rows] for name in columns}
         taken = GpuSamples(uuid=self.uuid, t_ns=self.t_ns[rows], tick=self.tick[rows], columns=values)
         if self.ordered:
@@ -99,7 +90,6 @@ class GpuSamples:
         return taken
 
     def values(self, column: str, span: Span) -> tuple[Ints, Floats]:
-        """Return times and known values of a column around a span."""
         samples = self.known(column).bracket(*span)
         return samples.t_ns, samples.columns[column]
 
@@ -211,7 +201,6 @@ class GpuSamples:
         return float(known.columns[column][inside].mean())
 
     def maximum(self, column: str, spans: Iterable[Span]) -> float | None:
-        """Return the largest value inside the spans."""
         known = self.known(column)
         inside = [known.columns[column][known.inside(*span)] for span in spans]
         return max((float(values.max()) for values in inside if len(values)), default=None)

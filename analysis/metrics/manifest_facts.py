@@ -1,7 +1,5 @@
 """The columns of a run that its manifest gives, also if the run did not complete."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import math

@@ -1,7 +1,5 @@
 """Rates over the measure windows: N/T and S/T, percentiles of the step time, stalls, and the hours for all epochs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,13 +33,12 @@ def find_rates(facts: Facts, known: Mapping[str, Any]) -> Rates:
     values: dict[str, Any] = {"window_s": seconds, "images": images, "n_steps": steps}
     if facts.uniform_steps:
         values |= {"images_per_s": images / seconds, "steps_per_s": steps / seconds}
-        of_steps, stalled = _step_times(facts, steps), _stalled(facts, images)
-        runtime = _runtime(facts, known, values["images_per_s"])
-        return replace(
-            of_steps,
-            values={**values, **of_steps.values, **stalled.values, **runtime.values},
-            reasons={**of_steps.reasons, **stalled.reasons, **runtime.reasons},
-        )
+        of_steps = _step_times(facts, steps)
+        reasons: dict[str, str] = {}
+        for each in (of_steps, _stalled(facts, images), _runtime(facts, known, values["images_per_s"])):
+            values |= each.values
+            reasons |= each.reasons
+        return replace(of_steps, values=values, reasons=reasons)
     if not facts.is_command:
         reason = "the steps of this workload differ in their work: see its results"
     elif images:  # as the user stated
@@ -80,21 +77,14 @@ def _step_times(facts: Facts, num_steps: int) -> Rates:
 
 
 def _stalled(facts: Facts, images: int) -> Columns:
-    """Return what stalled steps cost, and images/s over the time without them."""
     found = [stalls_of(facts, window) for window, _ in facts.measured]
     known = [stalls for stalls in found if stalls is not None]
     if len(known) < len(found):
         unknown = ("stall_s", "stall_pct", "images_per_s_steady")
         return Columns(values={}, reasons=dict.fromkeys(unknown, "not every step is in the table"))
-    stall_s = sum(stalls.seconds for stalls in known)
-    return Columns(
-        values={
-            "stalls": sum(stalls.count for stalls in known),
-            "stall_s": stall_s,
-            "stall_pct": 100 * stall_s / facts.seconds,
-            "images_per_s_steady": images / (facts.seconds - stall_s),
-        }
-    )
+    count, stall_s = sum(stalls.count for stalls in known), sum(stalls.seconds for stalls in known)
+    values = {"stalls": count, "stall_s": stall_s, "stall_pct": 100 * stall_s / facts.seconds}
+    return Columns(values={**values, "images_per_s_steady": images / (facts.seconds - stall_s)})
 
 
 def _runtime(facts: Facts, known: Mapping[str, Any], images_per_s: float) -> Columns:

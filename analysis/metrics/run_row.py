@@ -5,8 +5,6 @@ With N images, S steps, T seconds and E joules of all GPUs in the completed meas
 `null_reasons` says why. A run that did not complete keeps its row and has no figures.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any

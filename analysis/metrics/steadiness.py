@@ -1,15 +1,12 @@
 """Whether the step time was in steady state over the measured time, and what stalled steps cost.
 
-A slow phase makes the mean step longer than the median step. A drift makes the last third of the blocks, of 1 s each,
-slower or faster than the first third. A run that is not steady is still valid, with a warning and a flag.
+A slow phase makes the mean step longer than the median step, a drift the last third of the blocks slower or faster.
 
 A step stalls if it takes more than STALL_STEPS medians and more than STALL_S. On a GPU two clocks count: that of its
 CUDA events, and the time from one step's start to the next on the host, which shows what the GPU waited for. The host
 may also wait because it is far ahead of the GPU; that costs nothing, so its stalls cost at most the time in which the
 GPU had no step.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,7 +53,6 @@ class Steadiness:
 
     @property
     def columns(self) -> dict[str, str | float | None]:
-        """Return the columns of runs.parquet."""
         return {
             "steady": self.verdict,
             "step_blocks": self.blocks,

@@ -1,13 +1,8 @@
 """What a run's samples show of its measure windows: utilisation, temperature, clocks, VRAM, throttling, energy.
 
-A column counts only if its own values cover the window: rows whose value is null cover nothing.
-
-Performance counters are means of samples that are means themselves. A row of samples_gpm is the mean over the
-`window_ms` before its time. A column is the mean over the GPUs of the mean of their rows, each weighted by the part of
-its own window that lies in the measure windows.
+A column counts only if its own values cover the window: rows whose value is null cover nothing. A row of samples_gpm is
+the mean over the `window_ms` before its time.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -97,6 +92,7 @@ def measure(facts: Facts) -> Telemetry:
         reason = recorded.get(column) or gaps.get(column) or f"no {column} in the measure window"
         reasons = {**dict.fromkeys(names, reason), **reasons}
     samples = {**dict.fromkeys(_FAST, fast), **dict.fromkeys(_SLOW, slow)}
+    left_out = [gap for name, gap in gaps.items() if any(len(gpu.known(name).t_ns) for gpu in samples[name])]
     return Telemetry(
         values=values,
         reasons=reasons,
@@ -105,7 +101,7 @@ def measure(facts: Facts) -> Telemetry:
         hz=hz,
         counter_hz=counter_hz,
         energy=joules,
-        left_out=[gap for name, gap in gaps.items() if any(len(gpu.known(name).t_ns) for gpu in samples[name])],
+        left_out=left_out,
     )
 
 

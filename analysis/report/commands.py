@@ -1,7 +1,5 @@
 """The section on programs that `watch` ran: what they took as a whole, because their steps are not known."""
 
-from __future__ import annotations
-
 import polars as pl
 
 from analysis.stats.cells import CELL_KEYS

@@ -1,7 +1,5 @@
 """What a report of a merged dataset says, whatever it is written as: title, answers, and the folded sections."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +18,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES, UNKNOWN, Status
 
 from . import commands, names, workloads
-from .figures import base, by_batch, pareto, roofline, step_time, svg, timeline
-from .figures import quality as quality_figures
+from .figures import base, by_batch, points, step_time, svg, timeline
 from .figures.base import Figure
 from .sections import clock_energy, counters, curves, decision, nemo, poster, profiles, scaling, study_tables
 from .tables import SUMMARIES, Section, Table, TableBuilder
@@ -87,7 +84,9 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compare
     sections = list(filter(None, map(_shown, sections)))
     if build.demonstration:
         sections = list(map(_demonstrated, sections))
-    answered = [section for section in sections if section.answer] or [_nothing(runs)]
+    why = [f"{reason}: {pluralize(count, 'run')}" for reason, count in _reasons(runs.filter(~pl.col("valid")))[:3]]
+    nothing = f"No run is valid; {'; '.join(why)}." if why else "There is no run with a figure to compare."
+    answered = [section for section in sections if section.answer] or [Section(title="No result", answer=nothing)]
     return Report(
         dataset=dataset,
         subject=_subject(runs, answered),
@@ -103,21 +102,20 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compare
 
 
 def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], quality: dict[str, str]) -> list[Section]:
-    """Return the sections without an answer, what most readers look for first."""
     runs, cells = dataset.runs, build.cells
     every = [*map(build.summary, SUMMARIES), build.gpu_ratios(poster.ratios(runs))]
     every += [study_tables.recipe_comparison(build), build.cards(), build.recipes()]
-    drawn = [*pareto.draw(cells), step_time.draw(dataset, cells)]
+    drawn = [*points.draw_energy(cells), step_time.draw(dataset, cells)]
     timelines = timeline.draw(dataset, base.gpu_colours(runs["gpu"].drop_nulls()))
     limits = build.bottlenecks(dataset.rows(KERNEL_TIMES))
     doubts = [build.excluded(), build.cell_remarks(), build.skipped_files(dataset.skipped)]
     return [
         _fold("Every cell: speed, energy, temperature and memory", every, drawn, decided),
-        _fold("What limits the runs, and what to try", limits, [roofline.draw(runs)]),
+        _fold("What limits the runs, and what to try", limits, [points.draw_roofline(runs)]),
         *clock_energy.sections(dataset, build),
         *profiles.sections(dataset, build),
         *counters.sections(dataset, build),
-        _fold("Training quality", [build.training_quality()], quality_figures.draw(runs)),
+        _fold("Training quality", [build.training_quality()], points.draw_validation(runs)),
         *poster.sections(build),
         *nemo.text_to_image(build),
         *nemo.flux(build),
@@ -153,13 +151,6 @@ def _demonstrated(section: Section) -> Section:
     return replace(section, title=title, answer=answer, figures=figures)
 
 
-def _nothing(runs: pl.DataFrame) -> Section:
-    """Return the answer of a dataset in which no run can be compared."""
-    why = [f"{reason}: {pluralize(count, 'run')}" for reason, count in _reasons(runs.filter(~pl.col("valid")))[:3]]
-    answer = f"No run is valid; {'; '.join(why)}." if why else "There is no run with a figure to compare."
-    return Section(title="No result", answer=answer)
-
-
 def _reasons(invalid: pl.DataFrame) -> list[tuple[str, int]]:
     """Return the first reason of each run that is not valid and the number of these runs, the most frequent first."""
     reasons = invalid["invalid_reason"].fill_null("no reason given").str.split("; ").list.first()
@@ -186,8 +177,7 @@ def _size(runs: pl.DataFrame) -> str:
 
 def _gpus(runs: pl.DataFrame) -> str:
     known = sorted(runs["gpu"].drop_nulls().unique(), key=gpu_order)
-    single = {"cpu": "the CPU", UNKNOWN: "an unknown GPU"}
-    return names.join([single.get(gpu, gpu_label(gpu)) for gpu in known]) or "no GPU"
+    return names.join([names.gpu(gpu) if gpu in ("cpu", UNKNOWN) else gpu_label(gpu) for gpu in known]) or "no GPU"
 
 
 def _demonstration(runs: pl.DataFrame) -> str:
@@ -251,7 +241,6 @@ def _range(values: list[Any], form: str) -> str:
 
 
 def _quality_line(quality: dict[str, str], cells: pl.DataFrame, runs: pl.DataFrame) -> str:
-    """Return the data quality in one line."""
     parts = [f"{quality.get('Valid', 0)} of {quality.get('Runs merged', 0)} runs are valid"]
     counts = ("Completed but invalid", "Failed or unfinished", "Unavailable")
     common = _reasons(runs.filter((pl.col("status") == Status.COMPLETED.value) & ~pl.col("valid")))[:1]
@@ -271,8 +260,8 @@ def charts(dataset: Dataset) -> dict[str, Any]:
     if not isinstance(dataset, Dataset):
         raise UserError("charts: takes a dataset, as in charts(open_dataset('dataset'))")
     runs, cells = dataset.runs, build_cells(dataset.runs)
-    drawn: list[Any] = [*by_batch.draw(cells), *pareto.draw(cells), *map(study_tables.draw, comparisons(runs))]
-    drawn += [*quality_figures.draw(runs), step_time.draw(dataset, cells), roofline.draw(runs)]
+    drawn: list[Any] = [*by_batch.draw(cells), *points.draw_energy(cells), *map(study_tables.draw, comparisons(runs))]
+    drawn += [*points.draw_validation(runs), step_time.draw(dataset, cells), points.draw_roofline(runs)]
     found = {}
     for each in drawn:
         if isinstance(each, Figure):

@@ -1,7 +1,5 @@
 """A mean as tables print it, which still knows its number, interval or range, and remarks for the exports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 

@@ -1,7 +1,5 @@
 """Names for people, as titles and answers have them: of workloads, models, GPUs and times."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Iterable, Sequence
 
@@ -19,15 +17,8 @@ WORKLOADS = {
     "fid_clip": "FID and CLIP score",
     COMMAND: "external program",
 }
-_MODELS = {  # by the first word of the name
-    "tiny": "tiny model",
-    "sdxl": "SDXL",
-    "sd15": "SD 1.5",
-    "sd2": "SD 2",
-    "sd35": "SD 3.5",
-    "flux": "FLUX.1",
-    "flux2": "FLUX.2",
-}
+_MODELS = {"tiny": "tiny model", "sdxl": "SDXL", "sd15": "SD 1.5", "sd2": "SD 2"}  # by the first word of the name
+_MODELS |= {"sd35": "SD 3.5", "flux": "FLUX.1", "flux2": "FLUX.2"}
 _AN = tuple("AEFHILMNORSX")  # letters whose names begin with a vowel
 
 

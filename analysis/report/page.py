@@ -1,7 +1,5 @@
 """The page of a report: one HTML file without external resources, whose only script sorts and filters tables."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

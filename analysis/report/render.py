@@ -1,7 +1,5 @@
 """A table as text: for the terminal, as Markdown, CSV and LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -36,7 +34,7 @@ _FLOATING_ROWS = 40  # that fit into a column of a page
 _Column = tuple[str, Sequence[str | float | None]]  # column of a CSV file
 
 
-def to_terminal(table: Table, console: Console) -> None:
+def to_terminal(table: Table, console: "Console") -> None:
     """Print one table."""
     from rich import box
     from rich.table import Table as RichTable
@@ -246,9 +244,6 @@ def _latex_mean(cell: str) -> str:
 def escape_latex(text: str) -> str:
     """Escape text for LaTeX. A letter that pdflatex does not know becomes its code point."""
     line = _MINUS.sub("\u2212", " ".join(sanitize(text).split()))
-    return _LIGATURE.sub(r"\1{}", "".join(_LATEX.get(c) or _latin(c) for c in line))
-
-
-def _latin(c: str) -> str:
-    """Return a Latin letter, which the T1 encoding has, or the code point of anything else."""
-    return c if c < "\x7f" or "\u00c0" <= c <= "\u017f" else rf"\texttt{{U+{ord(c):04X}}}"
+    # The T1 encoding has Latin letters.
+    letters = [c if c < "\x7f" or "\u00c0" <= c <= "\u017f" else rf"\texttt{{U+{ord(c):04X}}}" for c in line]
+    return _LIGATURE.sub(r"\1{}", "".join(_LATEX.get(c, text) for c, text in zip(line, letters, strict=True)))

@@ -1,12 +1,12 @@
 """The files of a report: one page that works offline, Markdown, CSV, LaTeX, figures. Its answer in the terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import vl_convert
 
 from analysis import recipe_labels
 from analysis.dataset import definitions_note, open_dataset
@@ -47,12 +47,9 @@ def write(
     accept_disagreement: bool = False,
     compared_with: Path | None = None,
 ) -> Report:
-    """Write the page and its files, and return what they say.
+    """Write the page and its files, and return what they say. Raises UserError if `out` cannot hold the report.
 
-    `accept_disagreement` shows means of cells whose runs disagree (stats.agreement). `compared_with` is an older
-    dataset, which a section compares this one with.
-
-    Raises UserError if `out` cannot hold the report, or holds files that no report wrote.
+    `accept_disagreement` shows means of cells whose runs disagree (stats.agreement).
     """
     dataset = open_dataset(dataset_dir)
     if accept_disagreement:
@@ -204,9 +201,10 @@ def export(
     for figure in figures:
         contents[f"figures/{figure.id}.svg"] = svg.standalone(figure.svg).encode()
         if "pdf" in formats:
-            contents[f"figures/{figure.id}.pdf"] = svg.to_pdf(figure.svg)
+            contents[f"figures/{figure.id}.pdf"] = bytes(vl_convert.svg_to_pdf(svg.on_paper(figure.svg)))
         if "png" in formats:
-            contents[f"figures/{figure.id}.png"] = svg.to_png(figure.svg, scale=PNG_SCALE)
+            png = vl_convert.svg_to_png(svg.on_paper(figure.svg), scale=PNG_SCALE)
+            contents[f"figures/{figure.id}.png"] = bytes(png)
     return contents
 
 

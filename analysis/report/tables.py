@@ -1,7 +1,5 @@
 """Tables and sections of the report as plain data; other modules write them to the terminal and to files."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap
@@ -15,17 +13,7 @@ from analysis import recipe_labels
 from analysis.columns import METRICS, shown_in
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import bottleneck
-from analysis.stats.cells import (
-    CELL_KEYS,
-    GPU_COMPARISON_KEYS,
-    RUN_COUNTS,
-    Ratio,
-    build_cells,
-    key_text,
-    series_ratios,
-    varying_keys,
-    withhold_means,
-)
+from analysis.stats import cells as stats
 from analysis.units import gpu_label, gpu_order, number, runtime_heading
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import COMMAND
@@ -36,6 +24,7 @@ from .figures.base import Figure
 
 DASH = "\u2013"  # an empty cell
 NUMBER = re.compile(r"([+-]?)([\d,]+(?:\.\d+)?)(?:e([+-]?)0*(\d+))?")  # as tables print it: sign, digits, power
+_NUMBER_OR_DASH = re.compile(f"{NUMBER.pattern}|{DASH}")
 SUMMARIES = {"throughput": "Throughput", "energy": "Power, energy and temperature", "memory": "Memory"}
 FIRST_ROWS = 8  # rows on the first screen
 MAX_SKIPPED_IMAGES = 50
@@ -111,7 +100,7 @@ class TableBuilder:
 
     def __post_init__(self) -> None:
         self.runs = recipe_labels.add_short_names(self.runs)
-        self.cells = withhold_means(build_cells(self.runs))
+        self.cells = stats.withhold_means(stats.build_cells(self.runs))
 
     @property
     def demonstration(self) -> bool:
@@ -120,34 +109,35 @@ class TableBuilder:
     def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **options: Any) -> Table:
         """Make a table. Columns whose cells are not all numbers are text."""
         title = f"Demonstration: {title}" if self.demonstration else title
-        text_columns = frozenset(i for i, cells in enumerate(zip(*rows, strict=True)) if not _is_numeric(cells))
+        # One mean makes a column numeric: a text in it, e.g. `unavailable`, stands for a mean.
+        text_columns = frozenset(
+            i
+            for i, cells in enumerate(zip(*rows, strict=True))
+            if not (any(isinstance(c, Estimate) for c in cells) or all(map(_NUMBER_OR_DASH.fullmatch, cells)))
+        )
         return Table(id=id, title=title, columns=columns, rows=rows, text_columns=text_columns, **options)
 
     def heading(self, metric: str) -> str:
         """Return the heading of a metric's column."""
         return runtime_heading(self.runs) if metric == "runtime_h" else METRICS[metric].heading
 
-    def mixed_note(self) -> str:
-        """Return the sentence about cells whose runs differ or disagree, which `cell_remarks` lists."""
-        listed = len(self.cell_remarks().rows)
-        return f"{pluralize(listed, 'cell')}: see the table of cells whose runs differ." if listed else ""
-
     def summary(self, id: str) -> Table:
         """Return a row per cell: its keys, what else varies between cells, and the metrics that the table shows."""
         with_cpu = "joules_per_image_with_cpu"  # few sites let a job read it
         metrics = [name for name in shown_in(id) if name != with_cpu or self.cells[f"{name}_n"].sum()]
         # A key that is the same in all cells needs no column.
-        varying = [name for name in varying_keys(self.cells) if name != "recipe"]
+        varying = [name for name in stats.varying_keys(self.cells) if name != "recipe"]
         rows = [
             [row["site"], gpu_label(row["gpu"]), str(row["batch"] or DASH), row[recipe_labels.COLUMN] or DASH]
-            + [*counts(row), *(key_text(row, name) or DASH for name in varying)]
+            + [*counts(row), *(stats.key_text(row, name) or DASH for name in varying)]
             + [mean_text(row, name) for name in metrics]
             for row in self.cells.iter_rows(named=True)
         ]
         columns = ["Site", "GPU", "Batch", "Recipe", *COUNTS]
         columns += [*(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
-        row_runs = self.cells["run_ids"].to_list()
-        return self.table(id, SUMMARIES[id], columns, rows, note=self.mixed_note(), row_runs=row_runs)
+        listed = len(self.cell_remarks().rows)
+        note = f"{pluralize(listed, 'cell')}: see the table of cells whose runs differ." if listed else ""
+        return self.table(id, SUMMARIES[id], columns, rows, note=note, row_runs=self.cells["run_ids"].to_list())
 
     def recipes(self) -> Table:
         """Return what chooses every recipe of several levers in a launch."""
@@ -155,7 +145,6 @@ class TableBuilder:
         return self.table("recipes", "Recipes", ["Recipe", "Overrides"], rows)
 
     def run_list(self) -> Table:
-        """Return every run, valid or not."""
         metrics = ["runtime_h", "images_per_s", "gpu_util_pct", "power_w", "joules_per_image", "energy_error_pct"]
         disagreeing = set(self.cells.drop_nulls("disagreement")["run_ids"].explode())
         rows = []
@@ -165,9 +154,8 @@ class TableBuilder:
             batch = str(row["batch"] or DASH) + (" (searched)" if row["batch_requested"] and row["batch"] else "")
             remarks = [f"{row['inactive_levers']} not active"] if row["inactive_levers"] else []
             if row["steady"] == "no":
-                remarks.append(
-                    f"not steady: mean step {row['step_mean_pct']:+.1f} %, drift {row['step_drift_pct']:+.1f} %"
-                )
+                text = "not steady: mean step {step_mean_pct:+.1f} %, drift {step_drift_pct:+.1f} %"
+                remarks.append(text.format(**row))
             remarks += ["disagrees with runs of its cell"] if row["run_id"] in disagreeing else []
             keys = [row["run_id"], *facts, row["site"], gpu_label(row["gpu"]), batch]
             keys += ["unavailable" if is_unavailable(row) else status, "yes" if row["valid"] else "no"]
@@ -202,11 +190,11 @@ class TableBuilder:
         note = "Messages that end with \u2026 are complete in runs.csv."
         return self.table("excluded", "Excluded runs", columns, rows, run_column=0, muted_rows=muted, note=note)
 
-    def gpu_ratios(self, published: Sequence[Ratio] = ()) -> Table:
+    def gpu_ratios(self, published: Sequence[stats.Ratio] = ()) -> Table:
         """Return how much faster each GPU is than the slower ones, and after these the published ratios."""
         # Within one group only the GPU, its site, the batch and what the comparability key names may differ.
-        groups = self.cells.partition_by(GPU_COMPARISON_KEYS, maintain_order=True)
-        measured = [ratio for group in groups for ratio in series_ratios(group, "images_per_s")]
+        groups = self.cells.partition_by(stats.GPU_COMPARISON_KEYS, maintain_order=True)
+        measured = [ratio for group in groups for ratio in stats.series_ratios(group, "images_per_s")]
         rows = [
             [f"{ratio.fast} / {ratio.slow}{source}", ratio.text, _by_batch(ratio)]
             for source, ratios in (("", measured), (" (published)", published))
@@ -253,7 +241,7 @@ class TableBuilder:
         """Return validation losses and quality metrics of valid runs per cell."""
         known = self.runs.filter("valid", pl.coalesce("validation", "quality_metrics").is_not_null())
         # Losses on other images, or after another number of steps, are not comparable.
-        cells = known.partition_by([*CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
+        cells = known.partition_by([*stats.CELL_KEYS, "data_identity", "validation_last_step"], maintain_order=True)
         cells.sort(key=lambda cell: (str(cell["gpu"][0]), cell["batch"][0], str(cell["site"][0])))
         names = list(dict.fromkeys(name for text in known["quality_metrics"] for name in json.loads(text or "{}")))
         rows = []
@@ -292,52 +280,31 @@ class TableBuilder:
         ratios = {name: (pl.col(name) / pl.col(f"{name}_mean")).mean() for name in _OF_CARDS}
         cards = several.group_by("node", "gpu", "gpu_uuid").agg(pl.len(), **ratios)
         far = pl.max_horizontal((pl.col(name) - 1).abs() for name in _OF_CARDS)
-        rows = [
-            [
-                node or DASH,
-                gpu_label(gpu),
-                uuid or DASH,
-                str(count),
-                *(DASH if x is None else f"{x:.4f}" for x in means),
-            ]
-            for node, gpu, uuid, count, *means in cards.sort(-far, "node", "gpu_uuid", nulls_last=True).iter_rows()
-        ]
+        rows = []
+        for node, gpu, uuid, count, *means in cards.sort(-far, "node", "gpu_uuid", nulls_last=True).iter_rows():
+            ratio = (DASH if mean is None else f"{mean:.4f}" for mean in means)
+            rows.append([node or DASH, gpu_label(gpu), uuid or DASH, str(count), *ratio])
         columns = ["Node", "GPU", "Card", "Runs", *(f"{METRICS[name].label}, ratio" for name in _OF_CARDS)]
         note = "Mean ratio of the runs of a card to the mean of their cell; cells with runs on several cards or nodes."
         return self.table("cards", "Variation between cards", columns, rows, note=note)
 
     def environment(self) -> Table:
         """Return the number of runs per node, card, driver and versions, also of the code."""
-        keys = [
-            "site",
-            "node",
-            "gpu_name",
-            "power_limit_w",
-            "driver",
-            "torch",
-            "cuda",
-            "precision",
-            "source",
-            "code_version",
-        ]
-        counts = self.runs.group_by(keys).agg(n=pl.len()).sort(keys, nulls_last=True)
+        keys = {"site": "Site", "node": "Node", "gpu_name": "GPU name", "power_limit_w": "Power limit [W]"}
+        keys |= {"driver": "Driver", "torch": "torch", "cuda": "CUDA", "precision": "Precision"}
+        keys |= {"source": "Telemetry", "code_version": "Code"}
+        counts = self.runs.group_by(*keys).agg(n=pl.len()).sort(*keys, nulls_last=True)
         rows = [
             [number(value) if key == "power_limit_w" else str(value or DASH) for key, value in row.items()]
             for row in counts.iter_rows(named=True)
         ]
-        columns = ["Site", "Node", "GPU name", "Power limit [W]", "Driver", "torch", "CUDA", "Precision"]
-        return self.table("environment", "Environment", [*columns, "Telemetry", "Code", "Runs"], rows)
+        return self.table("environment", "Environment", [*keys.values(), "Runs"], rows)
 
 
 COUNTS = ("n", "Cards", "Not steady")
 _OF_CARDS = ("images_per_s", "power_w")
 _HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
 _HEADINGS |= {"encodes_online": "Latents", "text_online": "Texts", "inactive_levers": "Levers"}
-
-
-def _is_numeric(cells: Sequence[str]) -> bool:
-    # One mean makes a column numeric: a text in it, e.g. `unavailable`, stands for a mean.
-    return any(isinstance(c, Estimate) for c in cells) or all(c == DASH or NUMBER.fullmatch(c) for c in cells)
 
 
 def mean_text(row: dict[str, Any], metric: str) -> str:
@@ -360,10 +327,10 @@ def counts(cell: dict[str, Any]) -> list[str]:
 
 def count_runs(runs: pl.DataFrame) -> dict[str, Any]:
     """Return of some runs what `counts` shows."""
-    return runs.select(pl.len().alias("n"), **RUN_COUNTS).row(0, named=True)
+    return runs.select(pl.len().alias("n"), **stats.RUN_COUNTS).row(0, named=True)
 
 
-def _by_batch(ratio: Ratio) -> str:
+def _by_batch(ratio: stats.Ratio) -> str:
     parts = []
     for batch, value in ratio.by_batch.items():
         gain = ratio.gains.get(batch)

@@ -1,13 +1,9 @@
 """Whether the replicates of one configuration agree: if they do not, a mean would hide that one of them is wrong.
 
-Replicates disagree in a figure of METRICS if the largest value exceeds the smallest by more than `MAX_RANGE`, or
-if one of at least three differs from the mean of the others by more than `OUTLIER` and by more than `OUTLIER_RANGES`
-times the range of the others. The limits are by convention. Among 19 cells of two to four valid runs on H200
-cards (benchmarks/results) the widest range is 16 %, on a host that was busy. The others are below 13 %, and between
-cards 8 %. None of their runs is an outlier.
+The limits are by convention. Among 19 cells of two to four valid runs on H200 cards (benchmarks/results) the widest
+range is 16 %, on a host that was busy. The others are below 13 %, and between cards 8 %. None of their runs is an
+outlier.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any

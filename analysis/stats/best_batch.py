@@ -1,10 +1,7 @@
 """The best batch of each GPU: which is fastest, which needs the least energy, which to use, what to run next.
 
-The batch to use is the smallest one that the runs do not distinguish from the fastest: it leaves memory free and loses
-nothing measurable. A next run is proposed if it could change that decision.
+The batch to use is the smallest one that the runs do not distinguish from the fastest.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 

@@ -1,20 +1,12 @@
 """What limits a run: a table of rules of which the first match wins, and what to try next.
 
-Evidence comes in four tiers: 1 performance counters of the GPU (GPM), 2 the profile of a step, 3 the batch sweep that
-the run is part of, 4 the run alone. An indicator that is not known matches no condition. Thresholds are starting values
-from the literature and practice, but for three that were set on our own data. The clock limit of `power_capped`: of 26
-runs on two H200, most reported the power cap as active while their SM clock stayed at 98 to 100 % of its maximum. The
-MFU of `tensor_bound`: of our runs on Hopper at full clock, tensor cores were active for 1.1 to 1.2 times the MFU. The
-MFU of `dram_bound`: below it, runs on Hopper whose rate did not grow with the batch had more memory traffic than that.
-Averages over a step of unlike kernels stay below what single kernels reach: 35 % of the bandwidth is a limit already.
-
-A figure within the band of a threshold lets the rule match nearly, and the class is shown as "A or B", B being the
-next class that matches. Bands are about the scatter of repeated runs: root mean squares over 62 committed cells.
-
-The table in docs/bottlenecks.md is the output of `python -m analysis.stats.bottleneck`.
+docs/bottlenecks.md explains tiers, bands and where the thresholds come from; its table is the output of
+`python -m analysis.stats.bottleneck`. An indicator that is not known matches no condition. Three thresholds were set on
+our own data. The clock limit of `power_capped`: of 26 runs on two H200, most reported the power cap as active while
+their SM clock stayed at 98 to 100 % of its maximum. The MFU of `tensor_bound`: of our runs on Hopper at full clock,
+tensor cores were active for 1.1 to 1.2 times the MFU. The MFU of `dram_bound`: below it, runs on Hopper whose rate did
+not grow with the batch had more memory traffic than that.
 """
-
-from __future__ import annotations
 
 import json
 import math

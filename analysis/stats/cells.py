@@ -1,11 +1,8 @@
 """Cells, i.e. replicates of one configuration: means over their runs, comparison of cells, ratios between series.
 
-The unit of replication is the run. A cell of one run has no interval, and every table says so. Whether two cells
-differ is decided by the interval of their ratio or, without one, by the scatter of cells of their kind (intervals.py),
-never by whether their two intervals overlap.
+Whether two cells differ is decided by the interval of their ratio or, without one, by the scatter of cells of their
+kind (intervals.py), never by whether their two intervals overlap.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

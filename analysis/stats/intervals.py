@@ -1,24 +1,13 @@
 """Confidence intervals of means over runs and of ratios between two sets of runs.
 
-The unit of replication is the run. The interval of a mean is Student's t over the runs of one card. Runs of one card
-are not independent, so if several cards ran the standard error is clustered by card: each card's mean weighs as
-many runs as it has, and there are as many degrees of freedom as cards less one. Two cards thus give intervals as wide
-as twelve standard errors: their coverage is right, but they tell a reader nothing. The report therefore asks for
-`MIN_DF` and shows the range of the runs if there are fewer. A single card says nothing about other cards.
+report/templates/method.txt describes them to readers. If several cards ran, the standard error is clustered by card:
+each card's mean weighs as many runs as it has, and there are as many degrees of freedom as cards less one.
 
 Simulated with normal runs and cards, half or four fifths of the variance between cards: this interval covers the true
 mean in 94 to 96 of 100 cells of 3 to 6 runs on 2 to 6 cards. Student's t over all runs covers it in 72 to 95, a
-percentile bootstrap (cards, then runs within them, 2000 draws) in 54 to 86; neither is used.
-
-Gains are ratios, so they are computed on logarithms. If the same card ran both sides with the same seed, each such
-pair is one observation, which removes the effect of the card. Otherwise the two means are compared with Welch's
-interval, with the standard errors and degrees of freedom above. Two sides of one card each that is not the same card
-add the variance between cards (`CARD_SD`). Without an interval two means differ if no runs overlap and if they are
-further apart than `TIE_THRESHOLD` and than a 95 % interval whose variance of runs is pooled over cells of the same
-kind: 2.8 times their scatter if each side is one run of one card. `benchmarks/coverage.py` simulates these rules.
+percentile bootstrap (cards, then runs within them, 2000 draws) in 54 to 86; neither is used. `benchmarks/coverage.py`
+simulates these rules.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ resolution; recipe and precision are what is compared. A step without a valid ru
 not run yet, unavailable on that machine, or failed.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Checks of the GPU's label, `gpu=a100`, against the board that NVML describes, by the facts in conf/gpu."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -86,11 +84,10 @@ def warnings(run: Facts) -> Iterator[str]:
 def peak_problem(run: Facts) -> str | None:
     """Return why no share of a peak can be known: the manifest's peak of the GPU is not that of conf/gpu."""
     facts, config = run.manifest.gpu_facts, gpu_config(run.manifest.gpu or "")
-    if config is None or facts is None or not facts.bf16_dense_tflops or not config.bf16_dense_tflops:
+    stated, known = facts and facts.bf16_dense_tflops, config and config.bf16_dense_tflops
+    if not stated or not known or math.isclose(stated, known, rel_tol=0.01):
         return None
-    if math.isclose(facts.bf16_dense_tflops, config.bf16_dense_tflops, rel_tol=0.01):
-        return None
-    return f"the manifest has a peak of {facts.bf16_dense_tflops:g} TFLOP/s, conf/gpu {config.bf16_dense_tflops:g}"
+    return f"the manifest has a peak of {stated:g} TFLOP/s, conf/gpu {known:g}"
 
 
 def uses_tensor_cores(row: Mapping[str, Any]) -> bool:

@@ -1,7 +1,5 @@
 """Bounds of every physical quantity, by table and column. A value outside of them is a defect of what wrote it."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Checks of whose files these are, and of facts that the manifest states twice."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,6 +1,4 @@
-"""The inputs of checks: each function returns the arguments with which a test is called."""
-
-from __future__ import annotations
+"""What checks judge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +7,10 @@ from typing import Any
 import polars as pl
 
 from analysis.metrics.facts import Facts
-from analysis.metrics.gpu_samples import Span
 from analysis.metrics.rates import Rates
 from analysis.metrics.telemetry import Telemetry
-from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import results_table
-from inpaint_bench.core.workloads import Result, results
-from inpaint_bench.telemetry.report import TelemetryReport
+from inpaint_bench.core.workloads import results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,40 +23,24 @@ class Finished:
     row: Mapping[str, Any]
 
 
-def of_run(run: Finished) -> list[tuple[Facts]]:
-    return [(run.facts,)]
+def arguments(run: Finished) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the arguments with which checks are called, by what they judge.
 
-
-def of_all(run: Finished) -> list[tuple[Finished]]:
-    return [(run,)]
-
-
-def of_windows(run: Finished) -> list[tuple[Facts, Window, Span]]:
-    return [(run.facts, *pair) for pair in run.facts.measured]
-
-
-def of_steps(run: Finished) -> list[tuple[Facts, Window, Span, pl.DataFrame]]:
-    return [(run.facts, window, span, run.facts.steps_of(window)) for window, span in run.facts.measured]
-
-
-def of_nodes(run: Finished) -> list[tuple[Facts, TelemetryReport | None]]:
-    """Return the facts of each node, which has a sidecar of its own, and its telemetry.json if there is one."""
-    return [(facts, facts.files.sidecar) for facts in run.facts.by_node()]
-
-
-def of_sidecars(run: Finished) -> list[tuple[Facts, TelemetryReport | None]]:
-    return [given for given in of_nodes(run) if given[1] is not None]
-
-
-def of_telemetry(run: Finished) -> list[tuple[Facts, Telemetry]]:
-    """Return the samples around the measure windows, unless telemetry=none."""
-    return [(run.facts, run.telemetry)] if run.telemetry.requested else []
-
-
-def of_results(run: Finished) -> list[tuple[Facts, str, type[Result], pl.DataFrame]]:
-    """Return the table of the workload's own results, with its name and record; none if a file of it is missing."""
+    Each node has a sidecar of its own, and its telemetry.json if there is one. There is no telemetry if none was
+    requested, and there are no results of the workload if a file of them is missing.
+    """
     facts, workload = run.facts, run.facts.manifest.workload or ""
+    nodes = [(node, node.files.sidecar) for node in facts.by_node()]
     table, result = results_table(workload), results().get(workload)
-    if result is None or table not in facts.tables or table in facts.files.incomplete:
-        return []
-    return [(facts, table, result, facts.tables[table].with_columns(pl.col("window_id").cast(pl.String)))]
+    rows = None if result is None or table in facts.files.incomplete else facts.tables.get(table)
+    rows = rows if rows is None else rows.with_columns(pl.col("window_id").cast(pl.String))
+    return {
+        "run": [(facts,)],
+        "all": [(run,)],
+        "windows": [(facts, *pair) for pair in facts.measured],
+        "steps": [(facts, window, span, facts.steps_of(window)) for window, span in facts.measured],
+        "nodes": nodes,
+        "sidecars": [pair for pair in nodes if pair[1] is not None],
+        "telemetry": [(facts, run.telemetry)] if run.telemetry.requested else [],
+        "results": [] if rows is None else [(facts, table, result, rows)],
+    }

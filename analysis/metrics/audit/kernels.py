@@ -1,7 +1,5 @@
 """Checks of the tables of a profile: the times of kernels, and what Nsight Compute counted."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
@@ -47,20 +45,15 @@ def check_times(facts: Facts) -> Iterator[str]:
         yield f"{KERNEL_TIMES} has {wrong.height} row(s) that no profile gives, e.g. {name}: {text}"
     if repeated := rows.height - rows.select("call", "kind", "kernel", "launches", "ms").n_unique():
         yield f"{KERNEL_TIMES} repeats {repeated} row(s)"
-    yield from _check_length(facts, rows)
+    # On a CPU operators contain others.
+    for (call,), of_call in rows.filter("measured").group_by("call", maintain_order=True):
+        if IDLE in of_call["kind"]:
+            what = f"{KERNEL_TIMES}: kernels and gaps of {call} take"
+            yield from _beside_a_step(facts, float(of_call["ms"].sum()), what)
     for call, exchanged in profile.communication.items():
         if not (exchanged.exposed_ms or 0) <= exchanged.ms * TOLERANCE <= exchanged.call_ms * TOLERANCE**2:
             parts = f"{number(exchanged.exposed_ms)} of {number(exchanged.ms)} ms in {number(exchanged.call_ms)} ms"
             yield f"communication of {call}: exposed, total and length of the call do not ascend: {parts}"
-
-
-def _check_length(facts: Facts, rows: pl.DataFrame) -> Iterator[str]:
-    """Compare the kernels and the gaps of a measured call with a step; on a CPU operators contain others."""
-    for call, of_call in rows.filter("measured").group_by("call", maintain_order=True):
-        if IDLE not in of_call["kind"]:
-            continue
-        what = f"{KERNEL_TIMES}: kernels and gaps of {call[0]} take"
-        yield from _beside_a_step(facts, float(of_call["ms"].sum()), what)
 
 
 def _beside_a_step(facts: Facts, profiled_ms: float, what: str) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Checks of a run on several GPUs: its ranks with each other, and its cards by the rows of one sidecar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -86,7 +84,10 @@ def _check_work(facts: Facts, ranks: list[RankFacts]) -> Iterator[str]:
 
 def check_cards(facts: Facts, _: TelemetryReport | None) -> Iterator[str]:
     """Compare the cards that one sidecar sampled: it reads all of them at each tick."""
-    cards = _cards(facts)
+    if facts.replayed:
+        return
+    rows = facts.measured_samples["samples_fast"].group_by("gpu_uuid")
+    cards = dict(sorted((str(uuid), own) for (uuid,), own in rows))
     most = max((own.height for own in cards.values()), default=0)
     for uuid, own in cards.items():
         if own.height < (1 - MAX_LACKING) * most - 1:
@@ -96,9 +97,3 @@ def check_cards(facts: Facts, _: TelemetryReport | None) -> Iterator[str]:
         apart_s = float((both["t_mono_ns"] - both["t_mono_ns_other"]).abs().median() or 0) * 1e-9  # type: ignore[arg-type]
         if apart_s > MAX_SPREAD_S:
             yield f"GPUs {one} and {other} are {apart_s:.2f} s apart in the rows of one tick"
-
-
-def _cards(facts: Facts) -> dict[str, pl.DataFrame]:
-    """Return the fast samples of each card in the measure windows; none of a recording."""
-    rows = facts.measured_samples["samples_fast"]
-    return {} if facts.replayed else dict(sorted((str(uuid), own) for (uuid,), own in rows.group_by("gpu_uuid")))

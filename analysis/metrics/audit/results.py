@@ -3,8 +3,6 @@
 The declarations are in inpaint_bench/core/workloads.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -77,7 +75,6 @@ def check_quality(facts: Facts) -> Iterator[str]:
 
 
 def _known(facts: Facts, rows: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return what is known of the step of each row."""
     host_ms = (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")) / 1e6
     steps = facts.tables["steps"].select(
         pl.col("window_id").cast(pl.String),

@@ -1,7 +1,5 @@
 """Checks of the samples around the measure windows: GPUs, edges, order, gaps, clocks, counters, power and energy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import product

@@ -4,8 +4,6 @@ Two kinds of events make a run invalid: `co_tenant`, detail `pid N`, for another
 `power_limit`, detail `300 W to 250 W`, for a limit that changed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import polars as pl
@@ -162,15 +160,12 @@ def warnings(facts: Facts, report: TelemetryReport | None) -> Iterator[str]:
     for gpu in report.devices:
         if (num_xids := gpu.xids.count or 0) > (in_table := int((kinds == "xid").sum())) and in_table < XIDS_IN_EVENTS:
             yield f"GPU {gpu.uuid}: {num_xids} Xid(s) by telemetry.json, {in_table} in the events table"
-        if "ecc" not in set(kinds) and (errors := _new_errors(gpu)):
+        counts = [health and health.ecc_uncorrected_volatile for health in (gpu.health_start, gpu.health_end)]
+        errors = counts[1] - counts[0] if None not in counts else 0  # type: ignore[operator]
+        if "ecc" not in set(kinds) and errors:
             yield f"GPU {gpu.uuid}: {errors} new uncorrectable memory error(s), by telemetry.json"
         if gpu.lost and "gpu_lost" not in set(kinds):
             yield f"GPU {gpu.uuid} was lost, by telemetry.json"
-
-
-def _new_errors(gpu: DeviceReport) -> int:
-    counts = [health and health.ecc_uncorrected_volatile for health in (gpu.health_start, gpu.health_end)]
-    return counts[1] - counts[0] if None not in counts else 0  # type: ignore[operator]
 
 
 def _own_rows(facts: Facts, report: TelemetryReport) -> dict[str, pl.DataFrame]:

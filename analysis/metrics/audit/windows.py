@@ -1,7 +1,5 @@
 """Checks of windows.json and of the step table: against their clocks, each other, and the manifest."""
 
-from __future__ import annotations
-
 import datetime as dt
 from collections.abc import Iterator
 
@@ -199,8 +197,9 @@ def check_device_time(facts: Facts, window: Window, span: Span, steps: pl.DataFr
         kind, busy_s = "on the GPU", float(steps["device_ms"].cast(pl.Float64).sum()) * 1e-3
         if busy_s > MAX_DEVICE_SHARE * seconds:
             yield f"the steps took {busy_s:.2f} s on the GPU, in a window of {seconds:.2f} s"
-    # Stalls are told elsewhere; on the host, steps include the wait for data.
-    explained_s = busy_s + _idle_host_s(steps, span) + find_stalls(steps, span).seconds
+    # Idle: no step was being queued. Stalls are told elsewhere; on the host, steps include the wait for data.
+    idle = steps["t_start_mono_ns"] - steps["t_end_mono_ns"].shift(1, fill_value=span[0])
+    explained_s = busy_s + float(idle.clip(0).sum()) * 1e-9 + find_stalls(steps, span).seconds
     explained_s += 0 if kind == "on the host" else wait_s
     # Between calls of different work lie warm-ups that are not timed.
     if facts.uniform_steps and explained_s < MIN_EXPLAINED_SHARE * seconds:
@@ -208,12 +207,6 @@ def check_device_time(facts: Facts, window: Window, span: Span, steps: pl.DataFr
             f"the steps took {busy_s:.2f} s {kind}, and waited {wait_s:.2f} s for data: "
             f"that does not explain a window of {seconds:.2f} s"
         )
-
-
-def _idle_host_s(rows: pl.DataFrame, span: Span) -> float:
-    """Return the time in which no step was being queued, before the last one."""
-    starts, ends = rows["t_start_mono_ns"], rows["t_end_mono_ns"].shift(1, fill_value=span[0])
-    return float((starts - ends).clip(0).sum()) * 1e-9
 
 
 def check_losses(_: Facts, window: Window, __: Span, steps: pl.DataFrame) -> Iterator[str]:

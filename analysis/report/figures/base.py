@@ -1,7 +1,5 @@
 """Parts that the figures share: the record of a figure, its colours, axis limits, whiskers and caption sentences."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import textwrap
@@ -92,7 +90,6 @@ def n_note(run_ids: Iterable[str], cells: int) -> str:
 
 
 def run_ids_of(cells: pl.DataFrame) -> list[str]:
-    """Return the ids of all runs behind these cells."""
     return [run_id for ids in cells["run_ids"].to_list() for run_id in ids]
 
 
@@ -114,7 +111,6 @@ def lines(names: list[str], field: str) -> tuple[alt.Color, alt.StrokeDash, alt.
 
 
 def gpu_colours(gpus: Iterable[str]) -> dict[str, str]:
-    """Return a colour per GPU."""
     return {gpu: svg.SERIES[i % len(svg.SERIES)] for i, gpu in enumerate(sorted(set(gpus), key=gpu_order))}
 
 
@@ -126,7 +122,6 @@ def zero_note(*limits: Limits) -> str:
 
 
 def run_title(run: Row) -> str:
-    """Return what a run is called beside its id."""
     parts = (gpu_label(run["gpu"]), run[recipe_labels.COLUMN], f"batch {run['batch']}", run["site"])
     return ", ".join(filter(None, parts))
 
@@ -169,7 +164,6 @@ def interval_ends(rows: pl.DataFrame) -> list[float]:
 
 
 def is_cut(rows: pl.DataFrame, limits: Limits) -> bool:
-    """Return whether any interval extends beyond the axis."""
     return bool(((rows["low"] < limits[0]) | (rows["high"] > limits[1])).any())
 
 

@@ -1,7 +1,5 @@
 """Figures over the batch size: a line per GPU and recipe."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import altair as alt

@@ -1,11 +1,4 @@
-"""Where the time of an image goes, per cell: the parts that were measured, stacked to the total.
-
-Between two CUDA events lie the copy to the device, forward, backward and optimizer; nothing measured separates them.
-Waiting for the data loader while the device still works off earlier steps costs nothing. So only the part of the wait
-that does not fit beside the device time is drawn: at most that much was lost.
-"""
-
-from __future__ import annotations
+"""Where the time of an image goes, per cell: the parts that were measured, stacked to the total."""
 
 import polars as pl
 
@@ -100,21 +93,16 @@ def per_run(dataset: Dataset, run_ids: list[str]) -> dict[str, dict[str, float]]
     complete = totals.join(steps, on="run_id").filter((pl.col("images") > 0) & (pl.col("rows") == pl.col("steps")))
     parts_of_run = {}
     for row in complete.iter_rows(named=True):
-        parts = _divide(row["ms"], row["wait"], row["device"])
+        total, wait, device = row["ms"], row["wait"], row["device"]
+        # At most this long the device had nothing to do. On a CPU nothing runs ahead, so all waiting is lost time.
+        idle = total if device is None else max(0.0, total - device)
+        lost = min(wait, idle)
+        parts = {DEVICE: total - idle, WAIT: lost, OTHER: idle - lost}
+        parts = {UNDIVIDED: max(0.0, total - wait), WAIT: lost} if device is None else parts
         # Validations and checkpoints belong to the whole training, so to the images of the warm-up as well.
         outside = {part: row[part] / row["trained"] for part in _OUTSIDE_STEPS.values() if row[part]}
         parts_of_run[row["run_id"]] = {part: total / row["images"] for part, total in parts.items()} | outside
     return parts_of_run
-
-
-def _divide(total: float, wait: float, device: float | None) -> dict[str, float]:
-    """Return the parts that add up to the total. On a CPU nothing runs ahead, so all waiting is lost time."""
-    if device is None:
-        return {UNDIVIDED: max(0.0, total - wait), WAIT: min(wait, total)}
-    # At most this long the device had nothing to do, so no more of the wait can have been lost.
-    idle = max(0.0, total - device)
-    lost = min(wait, idle)
-    return {DEVICE: total - idle, WAIT: lost, OTHER: idle - lost}
 
 
 def per_cell(cell: Row, parts_of_run: dict[str, dict[str, float]]) -> dict[str, float]:

@@ -4,8 +4,6 @@ Charts are drawn in placeholder colours that no chart would use otherwise; a sty
 Every colour of the series has a contrast of at least 3:1 against the background of either scheme.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -106,20 +104,9 @@ def render(spec: dict[str, Any], name: str, title: str) -> str:
 
 
 def standalone(inline: str) -> str:
-    """Return an inline SVG as a file of its own, which follows the reader's scheme."""
     style = f"<style>{css()}svg{{background:Canvas;color-scheme:light dark}}text{{font-family:{FONT}}}</style>"
     head, body = _split(inline)
     return f"{head.replace('<svg ', _ROOT, 1)}{style}{body}\n"
-
-
-def to_pdf(inline: str) -> bytes:
-    """Return the figure in the light scheme as PDF."""
-    return bytes(vl_convert.svg_to_pdf(_on_paper(inline)))
-
-
-def to_png(inline: str, *, scale: float) -> bytes:
-    """Return the figure in the light scheme as PNG, with `scale` pixels per CSS pixel."""
-    return bytes(vl_convert.svg_to_png(_on_paper(inline), scale=scale))
 
 
 def column(spec: dict[str, Any], name: str, title: str) -> dict[str, bytes]:
@@ -134,7 +121,7 @@ def column(spec: dict[str, Any], name: str, title: str) -> dict[str, bytes]:
             view["width"] = max(40, view.get("width", WIDTH) - excess / max(1, len(side_by_side)))
         drawn = render(spec, name, title)
     width, height = _size(drawn)
-    text = _on_paper(drawn, _PAPER_SCHEME)
+    text = on_paper(drawn, _PAPER_SCHEME)
     # A unit is a point in the PDF; in the SVG the width is stated in millimetres.
     scale = COLUMN_MM / 25.4 * 72 / width
     sizes = (
@@ -146,7 +133,7 @@ def column(spec: dict[str, Any], name: str, title: str) -> dict[str, bytes]:
     return {"svg": as_svg.encode(), "pdf": bytes(vl_convert.svg_to_pdf(as_pdf))}
 
 
-def _on_paper(inline: str, scheme: tuple[str, ...] = _LIGHT_SCHEME) -> str:
+def on_paper(inline: str, scheme: tuple[str, ...] = _LIGHT_SCHEME) -> str:
     """Return the SVG in these colours on white, for renderers that read no style sheets."""
     for placeholder, colour in zip(_PLACEHOLDERS, scheme, strict=True):
         inline = inline.replace(f'"{placeholder}"', f'"{colour}"')

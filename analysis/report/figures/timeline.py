@@ -1,10 +1,4 @@
-"""A timeline per run: power, utilization, SM clock, temperature and, if the GPU has them, hardware counters.
-
-Windows and throttling are shaded, events are marked. For the page the samples are reduced to minimum, mean and maximum
-per bin, so that a spike of one sample remains visible.
-"""
-
-from __future__ import annotations
+"""A timeline per run: power, utilization, SM clock, temperature and, if the GPU has them, hardware counters."""
 
 from functools import cache
 from typing import NamedTuple

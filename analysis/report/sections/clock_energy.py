@@ -1,10 +1,8 @@
 """Energy and speed over the SM clock inside runs, and over the power limits of runs.
 
 A run is cut at its readings of the SM clock, one a second. A part's images come from the device times of the steps, its
-energy from the counter. The third of the parts with the highest clocks is compared with the third with the lowest.
+energy from the counter.
 """
-
-from __future__ import annotations
 
 from typing import Any, NamedTuple
 

@@ -1,10 +1,8 @@
 """Hardware counters of the heaviest kernels, by Nsight Compute, and what another recipe changes in them.
 
-A run with counters is timed by nobody (metrics/run_row.py): it has no cell, and no time of it is shown. Its profile by
-torch.profiler tells the share of a kernel in the time of all kernels, and how often the call launches it.
+A run with counters has no cell. Its profile by torch.profiler tells the share of a kernel in the time of all kernels,
+and how often the call launches it.
 """
-
-from __future__ import annotations
 
 import json
 from dataclasses import dataclass
@@ -121,14 +119,11 @@ def _counted(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame, rules
         return []
     times = times.filter(pl.col("run_id") == run["run_id"], pl.col("kind") != IDLE)
     rules = rules.filter(pl.col("run_id") == run["run_id"])
-    calls = rows.partition_by("call", maintain_order=True)
-    return [
-        _of_call(run, own, *(table.filter(pl.col("call") == own["call"][0]) for table in (times, rules)))
-        for own in calls
-    ]
+    return [_of_call(run, own, times, rules) for own in rows.partition_by("call", maintain_order=True)]
 
 
-def _of_call(run: dict[str, Any], rows: pl.DataFrame, of_call: pl.DataFrame, rules: pl.DataFrame) -> Counted:
+def _of_call(run: dict[str, Any], rows: pl.DataFrame, times: pl.DataFrame, rules: pl.DataFrame) -> Counted:
+    of_call, rules = (table.filter(pl.col("call") == rows["call"][0]) for table in (times, rules))
     kernels = rows.group_by("kind", "detail", "kernel").agg(
         pl.len().alias("counted"),
         *(total(name) for name in TOTALS),

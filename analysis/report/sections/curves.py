@@ -1,26 +1,14 @@
 """The section on training curves: losses of equal steps and seeds, a study of its own, with its own validity.
 
-Runs of one seed have the same initial weights, batches, timesteps and noise, so that their losses differ by what their
-recipes compute alone. A loss is averaged over blocks of steps. With L the block means, s the seeds:
-
-- noise: standard deviation over the seeds of the reference's L, pooled over the blocks (root mean square);
-- difference of a block: mean over s of L(tested, s) - L(reference, s);
-- change: mean over the blocks of L(tested, s) - L(reference, s), in percent of the reference's mean loss;
-- equal: (1) no block's difference is larger than the noise, and (2) the 95 % interval of the change (Student's t over
-  the seeds) lies wholly between -MARGIN_PCT and +MARGIN_PCT. (2) is a test of equivalence: few seeds or scattered
-  differences make it fail, where a test for a difference would pass.
-
-The noise is no margin for (2): both sides see the same batches, so that a bias far below it shows. In the second half
-of the committed trainings a step lowers the loss by 0.07 to 0.09 %: what is equal is less than one step behind.
-
-A reference that does not learn would agree with anything: its loss must fall by more than 3 times the noise.
-Runs count if they are completed, valid or not: company on the GPU changes rates, not losses.
+`_METHOD` says what is compared. That the 95 % interval of the change (Student's t over the seeds) lies within the
+margin is a test of equivalence: few seeds or scattered differences make it fail, where a test for a difference would
+pass. The noise is no margin for it: both sides see the same batches, so that a bias far below it shows. In the second
+half of the committed trainings a step lowers the loss by 0.07 to 0.09 %. A reference that does not learn would agree
+with anything: its loss must fall by more than 3 times the noise.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import altair as alt
 import numpy as np
@@ -55,51 +43,23 @@ _METHOD = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Block means of a tested recipe against those of the reference; arrays are [seeds, blocks]."""
+    """Block means of a tested recipe against those of the reference; arrays are [seeds, blocks], of two seeds at least.
 
-    reference: NDArray[np.float64]
-    tested: NDArray[np.float64]
+    `spread` is the standard deviation of the reference over the seeds, `largest` the largest difference of a block,
+    `change_pct` has the ends of its 95 % interval.
+    """
 
-    @property
-    def difference(self) -> NDArray[np.float64]:
-        """Return tested minus reference."""
-        return self.tested - self.reference
-
-    @property
-    def spread(self) -> NDArray[np.float64]:
-        """Return the standard deviation of the reference over the seeds, per block."""
-        return self.reference.std(axis=0, ddof=1)
-
-    @property
-    def noise(self) -> float:
-        """Return the spread, pooled over the blocks as a root mean square."""
-        return float(np.sqrt(np.mean(self.spread**2)))
-
-    @property
-    def fall(self) -> float:
-        """Return how far the reference's loss fell from the first block to the last."""
-        means = self.reference.mean(axis=0)
-        return float(means[0] - means[-1])
-
-    @property
-    def largest(self) -> float:
-        """Return the largest difference of a block, in absolute value."""
-        return float(np.abs(self.difference.mean(axis=0)).max())
-
-    @property
-    def change_pct(self) -> tuple[float, float, float]:
-        """Return the change and the ends of its 95 % interval."""
-        changes = 100 * self.difference.mean(axis=1) / self.reference.mean()
-        interval = mean_interval([("one card", float(change)) for change in changes])
-        assert interval is not None  # `compare` has at least two seeds
-        return float(changes.mean()), *interval
-
-    @property
-    def change_text(self) -> str:
-        """Return the change with its interval, in words."""
-        return "{:+.3f} % ({:+.3f} to {:+.3f})".format(*self.change_pct)
+    def __init__(self, reference: NDArray[np.float64], tested: NDArray[np.float64]) -> None:
+        self.reference, self.tested, self.difference = reference, tested, tested - reference
+        self.spread = reference.std(axis=0, ddof=1)
+        self.noise = float(np.sqrt(np.mean(self.spread**2)))
+        means, changes = reference.mean(axis=0), 100 * self.difference.mean(axis=1) / reference.mean()
+        self.fall = float(means[0] - means[-1])
+        self.largest = float(np.abs(self.difference.mean(axis=0)).max())
+        low, high = mean_interval([("one card", float(change)) for change in changes]) or (math.nan, math.nan)
+        self.change_pct = (float(changes.mean()), low, high)
+        self.change_text = "{:+.3f} % ({:+.3f} to {:+.3f})".format(*self.change_pct)
 
     def problems(self, margin_pct: float = MARGIN_PCT) -> list[str]:
         """Return why the tested recipe is not shown to be equal; nothing if it is."""
@@ -122,13 +82,10 @@ def compare(reference: Curves, tested: Curves, block: int) -> Comparison:
             f"{len(seeds)} seeds of both recipes with {steps} steps: at least 2 seeds and {LEAST_BLOCKS * block} "
             "steps are needed"
         )
-    means = [np.stack([_block_means(curves[seed][:steps], block) for seed in seeds]) for curves in (reference, tested)]
-    return Comparison(reference=means[0], tested=means[1])
-
-
-def _block_means(losses: NDArray[np.float64], block: int) -> NDArray[np.float64]:
-    count = len(losses) // block * block
-    return losses[:count].reshape(-1, block).mean(axis=1)
+    whole = steps // block * block
+    losses = (np.stack([curves[seed][:whole] for seed in seeds]) for curves in (reference, tested))
+    means = [each.reshape(len(seeds), -1, block).mean(axis=2) for each in losses]
+    return Comparison(*means)
 
 
 def choose(dataset: Dataset, reference: str | None, tested: list[str] | None) -> tuple[str, list[str]]:
@@ -234,15 +191,8 @@ def _summary(build: TableBuilder, comparisons: dict[str, Comparison], note: str,
         rows.append([name, *figures, f"{each.largest:.1e}", f"{each.noise:.1e}", str(len(each.reference))])
     columns = ["Recipe", "Change of the loss [%]", "95 % interval", "Margin [%]", "Equal"]
     columns += ["Largest difference", "Noise", "Seeds"]
-    return build.table(
-        "loss-changes",
-        "How far the losses are apart",
-        columns,
-        rows,
-        note=note,
-        lead_columns=tuple(columns[:6]),
-        row_runs=[ids] * len(rows),
-    )
+    title, lead, row_runs = "How far the losses are apart", tuple(columns[:6]), [ids] * len(rows)
+    return build.table("loss-changes", title, columns, rows, note=note, lead_columns=lead, row_runs=row_runs)
 
 
 def _verdict(name: str, reference: str, comparison: Comparison, block: int) -> str:

@@ -4,8 +4,6 @@ Cells belong together if all their keys agree except the site and the environmen
 have such keys, those of the same site belong together, and within one site those with the same environment.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -196,16 +194,9 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
         listed = ", ".join(map(cell_name, alone))
         notes += [f"In the {side} dataset only: {listed}."] if alone else []
     strong = frozenset(i for i, row in enumerate(rows) if row[2].startswith(Verdict.WORSE))
-    return build.table(
-        "comparison",
-        "Old and new dataset",
-        columns,
-        rows,
-        note=" ".join(notes),
-        strong_rows=strong,
-        lead_columns=tuple(columns[:5]),
-        lead_rows=tuple(sorted(range(len(rows)), key=lambda i: i not in strong)),
-    )
+    lead = {"lead_columns": (*columns[:5],), "lead_rows": (*sorted(range(len(rows)), key=lambda i: i not in strong),)}
+    title = "Old and new dataset"
+    return build.table("comparison", title, columns, rows, note=" ".join(notes), strong_rows=strong, **lead)
 
 
 def _row(pair: CellPair, tolerance: float | None) -> list[str]:

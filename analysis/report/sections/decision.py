@@ -1,7 +1,5 @@
 """What to take: the answer, and per GPU and recipe the batch, its speed, energy and cost, and what to run next."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

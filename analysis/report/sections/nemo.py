@@ -1,10 +1,7 @@
 """Published figures of Stable Diffusion, of the NeMo page above all, with their ratios worked out here.
 
-Each is shown only beside runs of its own kind of work, and never averaged with them. The page prints single numbers
-without error bars.
+Each is shown only beside runs of its own kind of work. The page prints single numbers without error bars.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 

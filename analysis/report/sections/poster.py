@@ -1,9 +1,4 @@
-"""The section on the poster: what was measured next to what it published.
-
-The published values are a layer of their own: they appear beside measurements and are never averaged with them.
-"""
-
-from __future__ import annotations
+"""The section on the poster: what was measured next to what it published."""
 
 from typing import Any
 

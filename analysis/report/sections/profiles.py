@@ -1,9 +1,4 @@
-"""Profiles of single steps: where their time goes, by class of kernels, and what another recipe changes in it.
-
-No time of a profiled step is a measurement of speed; nothing here enters another table or figure.
-"""
-
-from __future__ import annotations
+"""Profiles of single steps: where their time goes, by class of kernels, and what another recipe changes in it."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -176,20 +171,15 @@ def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:
             run_ids = group["run_id"].unique().sort().to_list()
             sums = pl.col("launches", "ms").sum() / len(run_ids)
             kernels = group.group_by("kind", "detail", "kernel", maintain_order=True).agg(sums).sort(-pl.col("ms"))
-            beside = sum(_overlap(facts.get(run_id, {}), str(call)) for run_id in run_ids) / len(run_ids)
+            told = [(facts.get(run_id, {}).get("communication") or {}).get(call) or {} for run_id in run_ids]
+            told = [times for times in told if None not in map(times.get, ("ms", "exposed_ms"))]
+            beside = sum(times["ms"] - times["exposed_ms"] for times in told) / len(run_ids)
             identity: dict[str, Any] = {"cell": cell, "call": str(call), "measured": bool(measured), "run_ids": run_ids}
             profiles.append(Profile(**identity, kernels=kernels, overlap_ms=beside))
     return profiles
 
 
-def _overlap(profile: dict[str, Any], call: str) -> float:
-    """Return the milliseconds in which kernels of communication ran beside others, 0 if nothing is known of it."""
-    times = (profile.get("communication") or {}).get(call) or {}
-    return float(times["ms"] - times["exposed_ms"]) if None not in map(times.get, ("ms", "exposed_ms")) else 0.0
-
-
 def _figure(profiles: list[Profile]) -> base.Figure:
-    """Draw the milliseconds of each call by class of kernels, at most MAX_BARS of them."""
     shown = [
         (profile.label, {kind: ms for kind, (ms, _) in profile.classes.items()}) for profile in profiles[:MAX_BARS]
     ]
@@ -279,7 +269,6 @@ def _with_sums(profile: Profile) -> dict[str, tuple[float, float]]:
 
 
 def _by_class(build: TableBuilder, index: int, profile: Profile) -> Table:
-    """Return the classes of a profile that nothing is compared with."""
     rows = [[name, *_side(value, profile.ms)] for name, value in profile.algorithms.items()]
     title, columns = f"Kernel time by class: {profile.label}", ["Class", "Time [ms]", "Share", "Launches"]
     return build.table(f"kernel-classes-{index}", title, columns, rows, note=_runs_note(profile))

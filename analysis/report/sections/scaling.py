@@ -1,10 +1,4 @@
-"""How training scales over GPUs: images/s beside the ideal line, efficiency, and GPU-hours per epoch.
-
-Weak scaling keeps the batch of each GPU, strong scaling the batch of all GPUs together. Efficiency is the rate per GPU
-over that of the fewest GPUs measured in the same series; its interval is that of the ratio.
-"""
-
-from __future__ import annotations
+"""How training scales over GPUs: images/s beside the ideal line, efficiency, and GPU-hours per epoch."""
 
 import json
 from collections.abc import Iterator

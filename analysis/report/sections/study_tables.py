@@ -1,7 +1,5 @@
 """Tables and figures of a study (ladder, one lever at a time, all levers but one), and of recipes outside studies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import altair as alt

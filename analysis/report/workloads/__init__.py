@@ -6,8 +6,6 @@ counter at them (metrics/energy.py), and the runs themselves. A module may have 
 results, runs)` too: tables that need more of the dataset, such as counters of kernels, shown after its own.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the sections of both denoiser workloads share: means over runs, measured against predicted memory, figures."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

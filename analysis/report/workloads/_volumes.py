@@ -1,7 +1,5 @@
 """What the sections of both workloads of volume diffusion share: a row per run, means over cells, published figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -82,9 +80,9 @@ def section(
     cells = []
     for row in rows:
         own = (str(row[name] or DASH) for name in ("site", "model", "batch", "recipe", "precision"))
-        cells.append(
-            [gpu_label(row["gpu"]), *own, *counts(row), *(_figure_text(row, name) for name in columns.values())]
-        )
+        runs = row["each"]  # without the speed-up
+        means = (mean_of_runs(runs, x) or DASH if x in runs[0] else cell(row[x]) for x in columns.values())
+        cells.append([gpu_label(row["gpu"]), *own, *counts(row), *means])
     by_fastest = list(dict.fromkeys(rows[i]["model"] for i in order))
     shown = sorted(order, key=lambda i: by_fastest.index(rows[i]["model"]))  # in the table and in the figure
     lead = ("Network", "Recipe", *list(columns)[:2], "Speed-up", "GPU", "n", "Cards")
@@ -99,13 +97,7 @@ def section(
     )
 
 
-def _figure_text(row: dict[str, Any], name: str) -> str:
-    """Return the mean over the runs with its interval; a figure that a run does not have, as the speed-up, alone."""
-    return mean_of_runs(row["each"], name) or DASH if name in row["each"][0] else cell(row[name])
-
-
 def _figure(id: str, rows: list[dict[str, Any]], rate: str, unit: str, run_ids: list[str]) -> Figure:
-    """Draw the rate of every network and recipe as bars."""
     shades = {gpu_label(gpu): shade for gpu, shade in base.gpu_colours(row["gpu"] for row in rows).items()}
     bars = [
         {"label": f"{row['model'].partition(' ')[0]}, {row['recipe']}", "part": gpu_label(row["gpu"]), "order": 0}

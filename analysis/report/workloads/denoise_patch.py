@@ -1,7 +1,5 @@
 """The section of the workload `denoise_patch`."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -44,7 +42,8 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     for name, heading in _denoisers.BY_RANK.items():
         if cases[name].count():
             own[heading] = f"{{{name}}}"
-            cases = cases.with_columns(pl.col(name).map_elements(_by_gpu, pl.String).fill_null(DASH))
+            by_gpu = pl.col(name).map_elements(lambda by_rank: ", ".join(map(number, numbers(by_rank))), pl.String)
+            cases = cases.with_columns(by_gpu.fill_null(DASH))
     choices = _choices(cases)
     first = [take["place"] for take, *_ in choices]
     table = _denoisers.table_of_cases(build, "denoise-patch", title, note, cases, own, RATES, first)
@@ -60,11 +59,15 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
             "images": ("images_per_s", "Images/s", "Denoisers: images per second"),
         },
     )
+    extremes = [
+        f"{_network(choices, take)}: {_case(fastest)} is the fastest, {_case(least)} needs the least memory."
+        for take, fastest, least in choices
+    ]
     return Section(
         title="Denoisers: patches",
         answer=_answer(choices),
         best=f"{number(cases['time_ms'].min())} ms per image",  # type: ignore[arg-type]
-        paragraphs=[CONFOUNDED, *_extremes(choices)],
+        paragraphs=[CONFOUNDED, *extremes],
         tables=[table, _reference(build, cases), *_memory(build, cases)],
         figures=figures,
     )
@@ -100,10 +103,6 @@ def more_tables(build: TableBuilder, dataset: Dataset, results: pl.DataFrame, ru
     return [build.table("denoise-patch-traffic", title, columns, rows, note=note)] if rows else []
 
 
-def _by_gpu(by_rank: str) -> str:
-    return ", ".join(map(number, numbers(by_rank)))
-
-
 def _choices(cases: pl.DataFrame) -> list[tuple[dict[str, Any], ...]]:
     """Return of each network and kind of GPU which case to take, the fastest, and that with the least memory.
 
@@ -119,18 +118,9 @@ def _choices(cases: pl.DataFrame) -> list[tuple[dict[str, Any], ...]]:
 
 
 def _answer(choices: list[tuple[dict[str, Any], ...]]) -> str:
-    """Return which patch and which batch to take."""
     parts = [f"{_network(choices, take)} {_case(take)}" for take, *_ in choices]
     rule = f"the least memory of what reaches {100 * _FAST:g} % of the fastest"
     return f"Take for {'; '.join(parts)}: {rule}." if parts else ""
-
-
-def _extremes(choices: list[tuple[dict[str, Any], ...]]) -> list[str]:
-    """Return which case is the fastest and which needs the least memory, a sentence for each network."""
-    return [
-        f"{_network(choices, take)}: {_case(fastest)} is the fastest, {_case(least)} needs the least memory."
-        for take, fastest, least in choices
-    ]
 
 
 def _network(choices: list[tuple[dict[str, Any], ...]], case: dict[str, Any]) -> str:

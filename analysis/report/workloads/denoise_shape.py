@@ -1,7 +1,5 @@
 """The section of the workload `denoise_shape`."""
 
-from __future__ import annotations
-
 import polars as pl
 
 from analysis import published
@@ -55,7 +53,6 @@ def _largest(cases: pl.DataFrame) -> pl.DataFrame:
 
 
 def _answer(cases: pl.DataFrame) -> str:
-    """Return memory and time of the largest image by network and branch."""
     largest = _largest(cases).to_dicts()
     spikes = []
     for tiled in (case for case in largest if case["calls"] > 1):

@@ -1,7 +1,5 @@
 """FID against CLIP score over guidance: a table, and the curve."""
 
-from __future__ import annotations
-
 import altair as alt
 import polars as pl
 
@@ -41,10 +39,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
 
 
 def _checkpoint() -> pl.Expr:
-    """Return the name of a run's weights: the end of their path, and the digest of their content; null for random ones.
-
-    Takes the path of the first run with this content, else the name of the model.
-    """
+    """Return the end of the path of a run's weights, else its model, with the digest of their content, if any."""
     digest = pl.col("variant").str.extract(_DIGEST)
     path = pl.col("overrides").str.extract(r"model\.weights=([^\s'\"]+)").str.extract(r"([^/]+(?:/[^/]+)?)/*$")
     return pl.format("{} ({})", pl.coalesce(path, "model").first().over(digest), digest)

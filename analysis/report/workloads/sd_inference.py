@@ -1,7 +1,5 @@
 """Making images: latency by stages, rate and energy, the agreement of images, and the NeMo page's figures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import polars as pl
@@ -20,12 +18,8 @@ from inpaint_bench.core.schema import WindowKind
 
 from . import Section
 
-STAGES = {
-    "text_ms": "Text [ms]",
-    "image_ms": "Masked image [ms]",
-    "sampling_ms": "Sampling [ms]",
-    "decode_ms": "Decoding [ms]",
-}
+STAGES = {"text_ms": "Text [ms]", "image_ms": "Masked image [ms]"}
+STAGES |= {"sampling_ms": "Sampling [ms]", "decode_ms": "Decoding [ms]"}
 _METRICS = ("images_per_s", "joules_per_image", "energy_error_pct", "vram_used_mib_peak", "vram_run_mib_peak")
 _WORK = ["inpaints", "sampler", "sampler_steps", "guidance", "resolution_px", "model", "variant"]
 _PLACE = ["site", "gpu", "demonstration", "comparability_key"]
@@ -122,15 +116,9 @@ def _table(build: TableBuilder, cells: list[pl.DataFrame]) -> Table:
         task = "inpainting" if row["inpaints"] else "text to image"
         task += f", {row['resolution_px']} px, {row['sampler']} {row['sampler_steps']}, guidance {row['guidance']:g}"
         task += f", {row['variant']}" if row["variant"] else ""
-        keys = [
-            gpu_label(row["gpu"]),
-            row["site"],
-            names.model(row["model"]),
-            task,
-            str(row["batch"]),
-            row[recipe_labels.COLUMN] or DASH,
-        ]
-        keys += [row["precision"] or DASH, *counts(count_runs(cell)), str(cell["calls"].sum())]
+        keys = [gpu_label(row["gpu"]), row["site"], names.model(row["model"]), task, str(row["batch"])]
+        keys += [row[recipe_labels.COLUMN] or DASH, row["precision"] or DASH, *counts(count_runs(cell))]
+        keys.append(str(cell["calls"].sum()))
         psnr = number(min(cell["psnr_db"].drop_nulls(), default=None))
         rows.append([*keys, *(mean_of_runs(own, name) or DASH for name in metrics), psnr])
     note = (

@@ -1,7 +1,5 @@
 """Sampling of volumes: time, energy and memory of each recipe, with its agreement with the baseline beside it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import polars as pl

@@ -1,11 +1,8 @@
 """Training of volume diffusion: rate, energy and memory of each recipe, with its validation beside it.
 
-Published figures of TF32 and channels_last_3d in Med-DDPM stand beside what was measured: what agrees, and why not.
-The paper's tables are not known, only the claims of its abstract: the largest changes of any kernel. Here kernels are
-compared by class, because two recipes launch kernels of different names.
+Published figures of TF32 and channels_last_3d in Med-DDPM are the claims of an abstract: the largest changes of any
+kernel. Here kernels are compared by class, because two recipes launch kernels of different names.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -117,13 +114,12 @@ def _is_pair(before: dict[str, Any], after: dict[str, Any], work: Iterable[str] 
     return same and new >= CLAIMED and old < new and new - old <= CLAIMED
 
 
-def _missing(why: str) -> list[str]:
-    return [DASH, DASH, DASH, DASH, "not measured", why]
+def _missing(figure: str, stated: str, why: str) -> list[list[str]]:
+    return [[figure, stated, *[DASH] * 7, "not measured", why]]
 
 
-def _row(figure: str, stated: str, run: dict[str, Any] | None, rest: Iterable[str]) -> list[str]:
-    work = [gpu_label(run["gpu"]), str(run["model"]), str(run["batch"])] if run else [DASH] * 3
-    return [figure, stated, *work, *rest]
+def _row(figure: str, stated: str, run: dict[str, Any], rest: Iterable[str]) -> list[str]:
+    return [figure, stated, gpu_label(run["gpu"]), str(run["model"]), str(run["batch"]), *rest]
 
 
 Judged = tuple[str, str, str, str]  # measured, measured over published, agrees, why
@@ -133,9 +129,8 @@ def _counter_rows(
     claim: str, stated: str, pairs: list[tuple[Counted, Counted]], judge: Callable[[Counted, Counted], Judged]
 ) -> list[list[str]]:
     figure = _volumes.CLAIMS[claim]
-    if not pairs:
-        return [_row(figure, stated, None, _missing("no counters of two recipes of the same work: profile=ncu"))]
-    return [_row(figure, stated, old.run, [old.recipe, new.recipe, *judge(old, new)]) for old, new in pairs]
+    rows = [_row(figure, stated, old.run, [old.recipe, new.recipe, *judge(old, new)]) for old, new in pairs]
+    return rows or _missing(figure, stated, "no counters of two recipes of the same work: profile=ncu")
 
 
 def _by_class(old: Counted, new: Counted, name: str) -> dict[str, tuple[float, float]]:
@@ -206,16 +201,15 @@ def _dominant(stated: str, profiled: list[Profile]) -> list[list[str]]:
         why = DASH if agrees == "yes" else f"below {100 * DOMINANT:.0f} % of the kernel time"
         measured += f"; all convolutions {100 * share:.0f} %"
         rows.append(_row(figure, stated, profile.cell, [DASH, profile.name, measured, DASH, agrees, why]))
-    return rows or [_row(figure, stated, None, _missing("no profile: profile=torch"))]
+    return rows or _missing(figure, stated, "no profile: profile=torch")
 
 
 def _of_cells(cells: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the quality of each pair of cells."""
     work = [key for key in _volumes.KEYS if key not in ("recipe", "precision")]
     quality = _volumes.CLAIMS["quality_degradation"]
     pairs = [(old, new) for old, new in permutations(cells, 2) if _is_pair(old, new, work)]
     rows = [_row(quality, "none", old, [old["recipe"], new["recipe"], *_quality(old, new)]) for old, new in pairs]
-    return rows or [_row(quality, "none", None, _missing("no valid runs of both recipes of the same work"))]
+    return rows or _missing(quality, "none", "no valid runs of both recipes of the same work")
 
 
 def _quality(old: dict[str, Any], new: dict[str, Any]) -> Judged:

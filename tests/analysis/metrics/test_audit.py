@@ -16,7 +16,6 @@ import pytest
 from analysis.ingest.parts import TableFiles
 from analysis.ingest.run_dir import Run
 from analysis.metrics import audit, flags, run_row
-from analysis.metrics.audit.inputs import of_run
 from analysis.metrics.facts import Facts
 from inpaint_bench.core.records import Manifest, Window, to_record
 from inpaint_bench.telemetry.report import TelemetryReport
@@ -475,7 +474,7 @@ def _drawing(facts: Facts) -> list[str]:
 
 def test_a_check_is_one_entry_of_the_table(sound: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CHECKS", "WARNINGS"):
-        monkeypatch.setattr(audit, name, (*getattr(audit, name), (of_run, (_drawing,))))
+        monkeypatch.setattr(audit, name, (*getattr(audit, name), ("run", (_drawing,))))
     row = judged(sound)
     assert re.fullmatch(r"\d+ row\(s\) draw power", row["invalid_reason"])
     assert re.search(r"\d+ row\(s\) draw power$", row["warnings"])

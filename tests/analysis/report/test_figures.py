@@ -16,7 +16,8 @@ import pytest
 
 from analysis.dataset import Dataset, open_dataset
 from analysis.report import contents
-from analysis.report.figures import base, by_batch, pareto, roofline, step_time, svg, timeline
+from analysis.report.figures import base, by_batch, step_time, svg, timeline
+from analysis.report.figures import points as point_figures
 from analysis.report.figures.base import Figure
 from analysis.report.sections import study_tables
 from analysis.stats import study
@@ -229,7 +230,7 @@ def cell(batch: int, speed: float, joules: float, **more: Any) -> Row:
 
 def drawn_pareto(*rows: Row) -> list[Figure]:
     """Draw throughput against energy of these runs."""
-    return pareto.draw(build_cells(frame(*rows)))
+    return point_figures.draw_energy(build_cells(frame(*rows)))
 
 
 def test_the_frontier_has_the_cells_that_no_other_beats_in_both() -> None:
@@ -349,7 +350,7 @@ def test_a_run_with_an_incomplete_table_of_steps_is_not_valid_and_omitted(tmp_pa
 def test_a_run_at_the_ridge_has_equal_shares_of_peak_compute_and_bandwidth() -> None:
     at_ridge = {"run_id": "r-1", "mfu_pct": 40.0, "dram_active_pct": 40.0, "tensor_active_pct": 50.0}
     bound = {"run_id": "r-2", "mfu_pct": 20.0, "dram_active_pct": 80.0, "tensor_active_pct": 30.0}
-    figure = roofline.draw(frame(at_ridge, bound, {"run_id": "r-3", "mfu_pct": 10.0}))
+    figure = point_figures.draw_roofline(frame(at_ridge, bound, {"run_id": "r-3", "mfu_pct": 10.0}))
     assert isinstance(figure, Figure)
     points = [(row["intensity"], row["mfu_pct"]) for row in marks(figure, "point")]
     assert points == [(1.0, 40.0), (0.25, 20.0)]
@@ -363,7 +364,7 @@ def test_a_run_at_the_ridge_has_equal_shares_of_peak_compute_and_bandwidth() -> 
 
 def test_without_counters_there_is_no_roofline() -> None:
     runs = frame({"mfu_pct": 40.0})
-    assert roofline.draw(runs) == roofline.ABSENT
+    assert point_figures.draw_roofline(runs) == point_figures.NO_ROOFLINE
 
 
 # --- timelines -----------------------------------------------------------------------------------
@@ -473,7 +474,12 @@ def every_kind(tmp_path: Path, name: str) -> list[Figure]:
         skipped=pl.DataFrame(),
     )
     cells = build_cells(dataset.runs)
-    drawn = [*by_batch.draw(cells), *pareto.draw(cells), step_time.draw(dataset, cells), roofline.draw(dataset.runs)]
+    drawn = [
+        *by_batch.draw(cells),
+        *point_figures.draw_energy(cells),
+        step_time.draw(dataset, cells),
+        point_figures.draw_roofline(dataset.runs),
+    ]
     figures = [each for each in drawn if isinstance(each, Figure)]
     assert len(figures) == len(drawn)
     return figures

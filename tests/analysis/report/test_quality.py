@@ -13,7 +13,7 @@ import pytest
 from analysis.dataset import open_dataset
 from analysis.ingest import run_dir
 from analysis.report import page
-from analysis.report.figures import quality
+from analysis.report.figures import points
 from analysis.report.tables import TableBuilder
 from analysis.stats.cells import CELL_KEYS, build_cells
 from tests.analysis.build import write_levers, write_quality, write_run
@@ -218,7 +218,7 @@ def test_validation_has_a_line_per_run_of_as_many_recipes_as_there_are_colours()
         {**base, "run_id": f"r-{i}", "recipe": name, "recipe_parts": name, "validation": losses}
         for i, name in enumerate(names)
     ]
-    (figure,) = quality.draw(frame(*rows))
+    (figure,) = points.draw_validation(frame(*rows))
     assert len(figure.run_ids) == 8
     assert "8 runs, a line each; 64 images per point" in figure.svg
     assert "3 recipes more in the table." in figure.caption
