@@ -52,8 +52,8 @@ def test_an_option_that_is_none_writes_no_page(monkeypatch, tmp_path):
         ({"recipe": "poster_optimized"}, {"2026-11-28-h200-poster"}),
         ({"workload": "sd_inference", "model": "sd2", "recipe": "", "batch": ""}, {"2026-11-25-h100-inference"}),
         (
-            {"recipe": "", "where": "valid AND gpus = '2'", "gpus": "", "since": "2026-11-28"},
-            {"2026-11-28-h200-in-place"},
+            {"recipe": "", "where": "valid AND gpus = '2'", "gpus": "", "since": "2026-11-24"},
+            {"2026-11-26-h200-two-gpus"},
         ),
         # Trainings whose losses are compared share a card.
         ({"model": "flux_fill", "recipe": "tuned_dit+fp8+attn_flash4", "batch": "4"}, {"2026-11-26-h200-flux"}),
@@ -84,7 +84,7 @@ def test_a_row_has_the_figures_of_a_type_of_card_and_what_is_missing(runs):
 
 
 def test_several_cards_of_one_run_all_count(runs):
-    line = {**LINE, "recipe": "tuned_hopper+exchange_in_place", "gpus": "2", "since": "2026-11-28", "cards": 4}
+    line = {**LINE, "recipe": "tuned_hopper+exchange_in_place", "gpus": "2", "since": "2026-11-26", "cards": 4}
     left, (row,) = campaign.rows(line, runs)
     assert "| H200: n = 1, 2 cards |" in row
     assert "| 2 more runs, 2 more cards |" in row
