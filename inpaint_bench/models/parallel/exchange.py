@@ -67,7 +67,7 @@ class InPlace:
 
 
 class PeerCopies(InPlace):
-    """Copies groups of gradients into the memory of the other GPUs, with gloo at the end and at once."""
+    """Copies groups of gradients into the memory of the other GPUs. On CPUs gloo gathers them at the end."""
 
     group_bytes = 8 * 2**20
 
@@ -86,7 +86,7 @@ class PeerCopies(InPlace):
         group, self._pending = [(parameter, _flat(parameter)) for parameter in self._pending], []
         if self._stream:
             self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):  # of None: nothing
+        with torch.cuda.stream(self._stream):  # None on CPUs, which changes nothing
             if not self._copying:  # all ranks have averaged what arrived in the step before
                 self._meet(BEFORE)
             for parameter, gradient in group:
