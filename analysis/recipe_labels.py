@@ -24,6 +24,7 @@ from inpaint_bench.core.schema import COMMAND
 NAMED = 2  # levers that a name spells out if none of the words below fits
 FEWEST = 4  # levers from which on a name is shortened
 BASELINE = recipes_of_launch.BASELINE  # the plain loop
+_OF_SEVERAL_GPUS = {lever.name for lever in LEVERS.values() if lever.needs.startswith("several GPUs")}
 EARLIER = recipes_of_launch.EARLIER
 COLUMN = "recipe_short"
 _WORDS = {
@@ -31,6 +32,11 @@ _WORDS = {
     "compiled": ("compile",),
     "graph": ("cuda_graph",),
 }
+
+
+def on_one_gpu(recipe: str) -> str:
+    """Return what a recipe is on one GPU, where levers of several GPUs have no effect."""
+    return "+".join(part for part in recipe.split("+") if part not in _OF_SEVERAL_GPUS) or BASELINE
 
 
 def short_names(recipes: Iterable[str]) -> dict[str, str]:

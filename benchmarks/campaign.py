@@ -1,8 +1,9 @@
 """Write docs/campaign.md, the planned and done runs: `python -m benchmarks.campaign [--check]`.
 
-campaign.tsv is the plan. A line names a cell by columns of runs.parquet, an empty one takes any value: `model` is the
-first word there, `recipe` stands for its levers, `where` is SQL (default: valid), `since` a first day of datasets.
-`n` runs on `cards` cards of one type are planned, of `minutes` each. --check only tells whether the page is stale.
+campaign.tsv is the plan. A line names a cell by columns of runs.parquet; an empty column takes any value. `model` is
+the first word of that column, `recipe` means its set of levers, `where` is a condition in SQL (default: valid), and
+datasets before `since` do not count. `n` runs on `cards` cards of one type are planned, of `minutes` each. --check only
+tells whether the page is stale.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SPELLED = {  # how a line of the plan spells a value; another one would only nev
     **dict.fromkeys(("n", "cards"), NUMBER),
     "minutes": r"\d+(\.\d+)?",
 }
-Line = dict[str, Any]  # of the plan
+Line = dict[str, Any]  # a line of the plan
 
 
 def read_plan() -> list[Line]:
@@ -72,8 +73,10 @@ def select(line: Line, runs: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """Return the runs of a cell by type of card. Raises PolarsError for a wrong condition."""
     tests = [pl.col(key) == line[key] for key in KEYS if line[key]]
     tests += [pl.col("levers") == "+".join(sorted(lever_names(line["recipe"])))] if line["recipe"] else []
-    found = runs.filter(*tests, pl.col("dataset") >= line["since"], pl.sql_expr(line["where"] or "valid"))
-    return {gpu: found.filter(gpu=gpu) for gpu in sorted(found["gpu"].unique(), key=gpu_order)} or {DASH: found}
+    matching = runs.filter(*tests, pl.col("dataset") >= line["since"], pl.sql_expr(line["where"] or "valid"))
+    return {gpu: matching.filter(gpu=gpu) for gpu in sorted(matching["gpu"].unique(), key=gpu_order)} or {
+        DASH: matching
+    }
 
 
 def rows(line: Line, runs: pl.DataFrame) -> tuple[float, list[str]]:

@@ -12,6 +12,7 @@ import polars as pl
 
 from analysis import published
 from analysis.dataset import Dataset, open_dataset
+from analysis.recipe_labels import on_one_gpu
 from analysis.stats.cells import CELL_KEYS, RUN_COUNTS
 from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.config.recipe import bundles
@@ -175,10 +176,9 @@ def ladder(dataset: Dataset) -> pl.DataFrame:
 def scaling(dataset: Dataset) -> pl.DataFrame:
     """Return the runs with their rate in percent of the ideal, which is one GPU's mean rate times the GPUs.
 
-    `weak` compares with one GPU at the same batch per GPU, `strong` at the same batch in total. One GPU has no
-    `exchange`.
+    `weak` compares with one GPU at the same batch per GPU, `strong` at the same batch in total.
     """
-    alone = pl.col("recipe").str.replace(r"\+exchange_\w+", "")
+    alone = pl.col("recipe").map_elements(on_one_gpu, return_dtype=pl.String)
     runs = in_order(dataset.runs).with_columns(total=pl.col("batch") * pl.col("gpus"), alone=alone)
     single = (
         runs.filter("valid", pl.col("gpus") == 1).group_by("alone", "batch").agg(ideal=pl.col("images_per_s").mean())

@@ -109,7 +109,7 @@ class TableBuilder:
     def table(self, id: str, title: str, columns: list[str], rows: list[list[str]], **options: Any) -> Table:
         """Make a table. Columns whose cells are not all numbers are text."""
         title = f"Demonstration: {title}" if self.demonstration else title
-        # One mean makes a column numeric: a text in it, e.g. `unavailable`, stands for a mean.
+        # A column with a mean is numeric, even if a cell has a text in place of its mean, such as `unavailable`.
         text_columns = frozenset(
             i
             for i, cells in enumerate(zip(*rows, strict=True))

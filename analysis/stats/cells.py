@@ -234,8 +234,9 @@ def add_series(table: pl.DataFrame) -> pl.DataFrame:
         varying.append("site")
     labels = []
     for row in table.iter_rows(named=True):
-        told = row["precision"] and lever_name("precision", row["precision"]) in key_text(row, "recipe").split("+")
-        parts = [key_text(row, name) for name in varying if name != "precision" or not told]
+        levers = key_text(row, "recipe").split("+")
+        in_recipe = row["precision"] and lever_name("precision", row["precision"]) in levers
+        parts = [key_text(row, name) for name in varying if name != "precision" or not in_recipe]
         labels.append(" \u00b7 ".join([gpu_label(row["gpu"]), *filter(None, parts)]))
     return table.with_columns(pl.Series("series", labels, dtype=pl.String))
 

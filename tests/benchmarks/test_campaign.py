@@ -61,8 +61,8 @@ def test_an_option_that_is_none_writes_no_page(monkeypatch, tmp_path):
     ],
 )
 def test_a_cell_is_found_by_its_levers_whatever_its_runs_are_called(runs, line, datasets):
-    found = campaign.select({**LINE, **line}, runs)
-    assert {name for same in found.values() for name in same["dataset"]} == datasets
+    by_gpu = campaign.select({**LINE, **line}, runs)
+    assert {name for same in by_gpu.values() for name in same["dataset"]} == datasets
 
 
 def test_a_row_has_the_figures_of_a_type_of_card_and_what_is_missing(runs):

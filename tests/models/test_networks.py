@@ -199,8 +199,8 @@ class TestHashTokenizer:
 @pytest.mark.parametrize(("matmul", "conv"), [(True, True), (False, True), (False, False)])
 def test_tf32_is_set_for_matmuls_and_convolutions(matmul: bool, conv: bool) -> None:
     """Regression: pinned through the newer interface, PyTorch refused to be asked through the older one."""
-    words = {True: "tf32", False: "ieee"}
-    assert set_fp32_precision(matmul, conv) == {"matmul": words[matmul], "conv": words[conv]}
+    modes = {True: "tf32", False: "ieee"}
+    assert set_fp32_precision(matmul, conv) == {"matmul": modes[matmul], "conv": modes[conv]}
     assert torch.backends.cudnn.allow_tf32 is conv
     assert (torch.get_float32_matmul_precision() == "highest") is not matmul
 

@@ -1,6 +1,7 @@
 """Figures of points: cells by throughput and energy, validation losses by optimizer step, and the roofline of runs.
 
-The roofline has one roof for all GPUs: MFU over DRAM activity is the arithmetic intensity over that of the ridge point.
+The roofline has the same roof for every GPU, because both axes are relative: the ratio of MFU to DRAM activity is the
+arithmetic intensity in units of the ridge point's.
 FLOPs are those of the model, without recomputation, so a run can lie lower and further left than its kernels did.
 """
 

@@ -171,9 +171,9 @@ def of_cells(dataset: Dataset, build: TableBuilder) -> list[Profile]:
             run_ids = group["run_id"].unique().sort().to_list()
             sums = pl.col("launches", "ms").sum() / len(run_ids)
             kernels = group.group_by("kind", "detail", "kernel", maintain_order=True).agg(sums).sort(-pl.col("ms"))
-            told = [(facts.get(run_id, {}).get("communication") or {}).get(call) or {} for run_id in run_ids]
-            told = [times for times in told if None not in map(times.get, ("ms", "exposed_ms"))]
-            beside = sum(times["ms"] - times["exposed_ms"] for times in told) / len(run_ids)
+            recorded = [(facts.get(run_id, {}).get("communication") or {}).get(call) or {} for run_id in run_ids]
+            complete = [times for times in recorded if None not in map(times.get, ("ms", "exposed_ms"))]
+            beside = sum(times["ms"] - times["exposed_ms"] for times in complete) / len(run_ids)
             identity: dict[str, Any] = {"cell": cell, "call": str(call), "measured": bool(measured), "run_ids": run_ids}
             profiles.append(Profile(**identity, kernels=kernels, overlap_ms=beside))
     return profiles

@@ -16,7 +16,6 @@ from analysis.report.figures.by_batch import interval_note
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats.cells import CELL_KEYS, Cell, compare
 from analysis.units import gpu_label, number
-from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.console import pluralize
 
 from . import nemo
@@ -24,7 +23,6 @@ from . import nemo
 WORTH = 0.9  # efficiency from which on more GPUs count as worth it: an epoch costs at most 11 % more GPU-hours
 _RATE = "images_per_s"
 _ENERGY = ("joules_per_image", "energy_error_pct")
-_OF_SEVERAL = {lever.name for lever in LEVERS.values() if lever.needs.startswith("several GPUs")}
 _SAME = [name for name in CELL_KEYS if name not in ("gpus", "nodes", "batch")]
 
 
@@ -103,9 +101,9 @@ _METHOD = (
 
 def find_series(cells: pl.DataFrame) -> Iterator[Series]:
     """Yield every series of at least two numbers of GPUs."""
-    known = cells.drop_nulls([_RATE, "gpus", "batch"]).with_columns(
-        total=pl.col("batch") * pl.col("gpus"), alone=pl.col("recipe").map_elements(_alone, return_dtype=pl.String)
-    )
+    alone = pl.col("recipe").map_elements(recipe_labels.on_one_gpu, return_dtype=pl.String)
+    total = pl.col("batch") * pl.col("gpus")
+    known = cells.drop_nulls([_RATE, "gpus", "batch"]).with_columns(total=total, alone=alone)
     keys = [name for name in _SAME if name != "recipe"]
     for alike in known.partition_by([*keys, "alone"], maintain_order=True):
         for same in alike.partition_by("recipe", maintain_order=True):
@@ -115,11 +113,6 @@ def find_series(cells: pl.DataFrame) -> Iterator[Series]:
                 for rows in same.sort(column, "gpus", "nodes").partition_by(column, maintain_order=True):
                     if rows["gpus"].n_unique() > 1:
                         yield Series(kind=kind, batch=rows[column][0], cells=rows.to_dicts())
-
-
-def _alone(recipe: str) -> str:
-    """Return what a recipe is on one GPU, where levers of several GPUs have no effect."""
-    return "+".join(part for part in recipe.split("+") if part not in _OF_SEVERAL) or recipe_labels.BASELINE
 
 
 def _table(build: TableBuilder, all_series: list[Series]) -> Table:

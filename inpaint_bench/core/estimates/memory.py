@@ -148,8 +148,8 @@ def predict(model: str, recipe: Mapping[str, Any], px: int, batch: int, ranks: i
     trace, parts = trace.of(recipe), int(recipe.get("accumulate") or 1)
     weights = str(recipe.get("weights", "fp32"))
     gradients = trace.trained_mib * (0.5 if weights.startswith("bf16") else 1.0)
-    # What is as large as all gradients: buckets of DDP, or what arrives from all ranks and its average.
-    copies = {"in_place": 0, "peer_copies": ranks + 1}.get(str(recipe.get("exchange")), 1) if ranks > 1 else 0
+    # What is as large as all gradients: buckets of DDP, or what arrives from every rank.
+    copies = {"in_place": 0, "peer_copies": ranks}.get(str(recipe.get("exchange")), 1) if ranks > 1 else 0
     extra = gradients * ((parts > 1) + copies) + trace.trained_mib * bool(recipe.get("ema"))
     fixed, images = trace.fixed_mib, trace.per_image_mib * batch / parts
     if factor:

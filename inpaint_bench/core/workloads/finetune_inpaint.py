@@ -68,7 +68,7 @@ class Config(WorkloadConfig):
         return {name: values[name] for name in UPDATE if values[name] != getattr(Config, name)}
 
     def variant(self) -> str | None:
-        # Two lengths make two schedules, even if one is that of the training.
+        # Schedules of different lengths are different, even if one length is that of the training.
         return super(Config, replace(self, schedule_steps=self.steps_of_schedule)).variant()
 
     @property

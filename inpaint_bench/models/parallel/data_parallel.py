@@ -63,7 +63,7 @@ class DataParallel:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.sharding = execution.recipe.sharding
         self.network: nn.Module = network
-        self.exchange: exchange.InPlace | None = None
+        self.exchange: exchange.GradientExchange | None = None
         self.pipeline: Pipeline | None = None
         if self.sharding == "fsdp2":
             sharding.shard_network(network, networks.architecture.sharded(network), execution.device)

@@ -4,12 +4,13 @@ DistributedDataParallel copies gradients into buckets, divides them and copies t
 
 `InPlace` lets NCCL average the gradients themselves, several in one launch. Its kernels take multiprocessors from the
 backward pass: a convolution that fills the GPU waits for those that are taken, so that the step grows by about as much
-as the exchange takes, although nothing of it is exposed.
+as the exchange takes, although hardly any of it is exposed.
 
 `PeerCopies` takes none: copy engines write each gradient into the memory of the other GPUs of the host, and every GPU
 averages all of them after the backward pass, in the order of the ranks, so that all have the same result.
 """
 
+from abc import ABC, abstractmethod
 from itertools import accumulate
 from typing import Any
 
@@ -22,16 +23,15 @@ from inpaint_bench.kernels.dispatch import cdiv
 from inpaint_bench.kernels.mean import CHUNK, mean_over_ranks
 
 
-class InPlace:
-    """Begins to average a group of gradients as soon as the backward pass has made the last one of it."""
+class GradientExchange(ABC):
+    """Sends a group of gradients as soon as the backward pass has made the last one of it."""
 
-    group_bytes = 32 * 2**20  # gradients that are sent together
+    group_bytes: int  # gradients that are sent together
 
     def __init__(self, network: nn.Module) -> None:
         self.sends = True  # off for micro-batches whose gradients are only accumulated
         self.groups = 0  # sent in the last backward pass
         self._pending: list[nn.Parameter] = []
-        self._sent: list[tuple[list[Tensor], list[Any]]] = []
         for parameter in network.parameters():
             with torch.no_grad():
                 dist.broadcast(parameter, 0)
@@ -44,6 +44,24 @@ class InPlace:
             if sum(parameter.nbytes for parameter in self._pending) >= self.group_bytes:
                 self._send()
 
+    @abstractmethod
+    def _send(self) -> None:
+        """Send the gradients that are pending, without waiting for them."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Send what is left, and replace every gradient by the average of all ranks, on the current stream."""
+
+
+class InPlace(GradientExchange):
+    """Averages the gradients where they lie: NCCL on GPUs, gloo on CPUs."""
+
+    group_bytes = 32 * 2**20
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__(network)
+        self._sent: list[tuple[list[Tensor], list[Any]]] = []
+
     def _send(self) -> None:
         group, self._pending = [_flat(parameter) for parameter in self._pending], []
         if group[0].is_cuda:
@@ -55,7 +73,6 @@ class InPlace:
             self._sent.append((group, [dist.all_reduce(gradient, async_op=True) for gradient in group]))
 
     def finish(self) -> None:
-        """Send what is left, and let the current stream wait for all averages."""
         if self._pending:
             self._send()
         for group, works in self._sent:
@@ -66,7 +83,7 @@ class InPlace:
         self.groups, self._sent = len(self._sent), []
 
 
-class PeerCopies(InPlace):
+class PeerCopies(GradientExchange):
     """Copies groups of gradients into the memory of the other GPUs. On CPUs gloo gathers them at the end."""
 
     group_bytes = 8 * 2**20
@@ -95,7 +112,6 @@ class PeerCopies(InPlace):
         self._copying = True
 
     def finish(self) -> None:
-        """Send what is left, and replace every gradient by the average of all ranks."""
         if self._pending:
             self._send()
         if self._stream:
@@ -160,4 +176,4 @@ def _flat(parameter: nn.Parameter) -> Tensor:
     return torch.as_strided(gradient, (parameter.numel(),), (1,), gradient.storage_offset())
 
 
-KINDS = {"in_place": InPlace, "peer_copies": PeerCopies}
+KINDS: dict[str, type[GradientExchange]] = {"in_place": InPlace, "peer_copies": PeerCopies}

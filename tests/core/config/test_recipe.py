@@ -195,8 +195,10 @@ class TestSpelling:
         how = ["-m", "--json", "dry_run=true", f"hydra.sweep.dir={tmp_path}"] if sweeps else ["--cfg", "job"]
         assert launch.main([*how, "gpu=h200", f"recipe={typed}"]) == 0
         out = capsys.readouterr().out
-        told = ['"recipe=[baseline,tf32]"', '"recipe.num_workers=8"'] if sweeps else ["num_workers: 8", "tf32: true"]
-        assert all(part in out for part in told), out
+        expected = (
+            ['"recipe=[baseline,tf32]"', '"recipe.num_workers=8"'] if sweeps else ["num_workers: 8", "tf32: true"]
+        )
+        assert all(part in out for part in expected), out
 
 
 class TestFilesOfTheUsers:
