@@ -11,6 +11,7 @@ if (($# != 4)); then
     exit 2
 fi
 queue=$(realpath "$1") out=$(realpath -m "$2") deadline=$3 gpu=$4
+unset PYTHONDONTWRITEBYTECODE # every run would compile again what it imports: seconds each
 mkdir -p "$out"
 cd "$(dirname "$0")/.."
 while read -r name arguments; do

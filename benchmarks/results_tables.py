@@ -1,4 +1,4 @@
-"""Tables of the committed datasets in Markdown, and the rows of some of them; results_page.py lists the tables."""
+"""Tables of the committed datasets in Markdown, and the rows of some of them; results_list.py lists the tables."""
 
 from __future__ import annotations
 

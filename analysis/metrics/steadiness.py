@@ -107,9 +107,9 @@ class Stalls:
 
 
 def stalls_of(facts: Facts, window: Window) -> Stalls | None:
-    """Return the stalls of one window, None if it has no end or not every step is in the table."""
+    """Return the stalls of one window; None if it has no end, if steps are lost, or if their work differs."""
     steps, end_ns = facts.steps_of(window), window.t_end_mono_ns
-    if end_ns is None or steps.height != window.steps:
+    if end_ns is None or steps.height != window.steps or not facts.uniform_steps:
         return None
     return find_stalls(steps, (window.t_start_mono_ns, end_ns))
 

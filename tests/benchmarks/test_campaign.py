@@ -13,7 +13,9 @@ LINE |= {"resolution_px": "512", "since": "", "goal": "", "command": "", "n": 3,
 @pytest.fixture(scope="module")
 def runs():
     """Read the datasets that were there when the expected values were written."""
-    later = pl.col("dataset").is_in(["2026-11-28-h200-exchange", "2026-11-28-h200-headlines"])
+    later = pl.col("dataset").is_in(
+        ["2026-11-28-h200-exchange", "2026-11-28-h200-headlines", "2026-11-28-h200-breadth"]
+    )
     return campaign.read_runs().filter(~later, pl.col("dataset") < "2026-11-29")
 
 

@@ -1,8 +1,7 @@
 """Stalled steps are counted and priced, on a GPU and on a CPU; waiting that costs the GPU nothing is none."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -45,16 +44,30 @@ def test_stalls_of_a_window(host_s: list[float], device_s: list[float] | None, e
 
 def test_stalled_run_is_valid_with_its_cost_and_its_rate_without_it(tmp_path: Path) -> None:
     """Let half of the steps be lost in one that takes 15.5 s: 30 steps of batch 8 in 30 s."""
-    folder = write_run(tmp_path / "in")
-    shifts = {"t_start_mono_ns": pl.col("step") > 10, "t_end_mono_ns": pl.col("step") >= 10}
-    later = [pl.col(name) + pl.when(condition).then(15 * S).otherwise(0) for name, condition in shifts.items()]
-    rewrite(folder, "steps", lambda rows: rows.head(30).with_columns(later))
-    rewrite_json(folder, "windows.json", lambda windows: [windows[0], windows[1] | {"steps": 30, "images": 240}])
-    merge.merge([tmp_path / "in"], tmp_path / "ds")
-    row = open_dataset(tmp_path / "ds").runs.row(0, named=True)
+    row = _merged_stall(tmp_path, uniform_steps=True)
     assert row["valid"], row["invalid_reason"]
     assert (row["stalls"], row["stall_s"], row["stall_pct"]) == (1, pytest.approx(15), pytest.approx(50))
     assert row["images_per_s"] == pytest.approx(240 / 30)
     assert row["images_per_s_steady"] == pytest.approx(16)
     assert row["flags"] == "stalled"
     assert "1 step(s) stalled for 15.0 s, 50.0 % of the measure window; without them 16 images/s" in row["warnings"]
+
+
+def test_a_long_step_among_steps_of_different_work_is_no_stall(tmp_path: Path) -> None:
+    row = _merged_stall(tmp_path, uniform_steps=False)
+    assert (row["stalls"], row["flags"]) == (None, None)
+
+
+def _merged_stall(tmp_path: Path, *, uniform_steps: bool) -> dict[str, Any]:
+    folder = write_run(tmp_path / "in")
+    rewrite_json(folder, "manifest.json", lambda manifest: _with_facts(manifest, uniform_steps))
+    shifts = {"t_start_mono_ns": pl.col("step") > 10, "t_end_mono_ns": pl.col("step") >= 10}
+    later = [pl.col(name) + pl.when(condition).then(15 * S).otherwise(0) for name, condition in shifts.items()]
+    rewrite(folder, "steps", lambda rows: rows.head(30).with_columns(later))
+    rewrite_json(folder, "windows.json", lambda windows: [windows[0], windows[1] | {"steps": 30, "images": 240}])
+    merge.merge([tmp_path / "in"], tmp_path / "ds")
+    return open_dataset(tmp_path / "ds").runs.row(0, named=True)
+
+
+def _with_facts(manifest: dict[str, Any], uniform_steps: bool) -> dict[str, Any]:
+    return manifest | {"workload_facts": (manifest.get("workload_facts") or {}) | {"uniform_steps": uniform_steps}}
