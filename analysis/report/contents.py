@@ -67,15 +67,17 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compare
     """Compute the report of a dataset. A dataset without a valid run has one, too, whose answer says so."""
     runs = dataset.runs
     losses = curves.sections(dataset, build)
-    own = [*scaling.sections(build), *study_tables.sections(build), *workloads.sections(dataset, build)]
-    decided = list(decision.sections(build, own))
+    studies = [*scaling.sections(build), *study_tables.sections(build)]
+    own = list(workloads.sections(dataset, build))
+    decided = list(decision.sections(build, [*studies, *own]))
     quality = _quality(dataset, build.cells)
     # A study of losses has few valid rates: what they say comes second.
     leads = any(section.answer for section in losses) and runs["valid"].sum() < runs.height / 2
     sections = [
         *(losses if leads else []),
-        *own,
+        *studies,
         *(section for section in decided if section.answer),
+        *own,
         *commands.sections(build),
         *([] if leads else losses),
         *compared,

@@ -37,6 +37,7 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
     family = pl.col("model").map_elements(names.model, pl.String, skip_nulls=False)
     cells = build.cells.drop_nulls("batch").with_columns(family=family)
     answered = {section.workload for section in others if section.answer}
+    leads = not any(section.answer and section.kind for section in others)  # no study comes before
     groups = cells.partition_by("workload", "family", maintain_order=True)
     for index, group in enumerate(groups):
         suffix = f"-{index}" if index else ""
@@ -50,9 +51,9 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
         is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
         if decisions:
             work = names.capitalize(names.work(workload, group["model"]))
-            named = (
-                f"{work}: " if len(groups) > 1 and not (index or answered) else ""
-            )  # the first answer has no title of its own
+            # The first answer of the page has no title of its own.
+            named = f"{work}: " if leads and len(groups) > 1 else ""
+            leads = leads and is_known
             yield Section(
                 title=f"{work}: what to take",
                 workload=workload,
