@@ -50,8 +50,8 @@ class Option:
         return values[end] if values else math.inf
 
     def __str__(self) -> str:
-        cards = f"{self.gpus} x {self.gpu}" if self.gpus > 1 else self.gpu
-        return f"{cards} at {self.site}, recipe {self.recipe}, batch {self.batch}"
+        cards, each = (f"{self.gpus} x {self.gpu}", " per GPU") if self.gpus > 1 else (self.gpu, "")
+        return f"{cards} at {self.site}, recipe {self.recipe}, batch {self.batch}{each}"
 
     def lines(self) -> Iterator[str]:
         """Yield the option as text."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import require_tracker
 from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.config.validation import file_paths
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path, why_unreadable
 from inpaint_bench.core.workloads._volumes import VolumeConfig
@@ -57,9 +58,9 @@ class InputPaths:
             if allowed := bench.workload.unet_channels:
                 saved = check_model(bench.model, weights_path(weights))
                 check_channels(bench.model.name, bench.model.input_channels(saved), allowed)
-        for key in ("lpips_weights", "inception_weights"):
-            if (path := getattr(quality, key)) and (problem := why_unreadable(expand_path(path))):
-                raise UserError(f"quality.{key}={path}: cannot be read ({problem})")
+        for key, path in (file_paths("quality", quality) | file_paths("workload", bench.workload)).items():
+            if key != "quality.clip_model" and (problem := why_unreadable(expand_path(path))):
+                raise UserError(f"{key}={path}: cannot be read ({problem})")
         if quality.clip_model:
             folder, label = weights_path(quality.clip_model), f"quality.clip_model={quality.clip_model}"
             if not folder.is_dir():
@@ -100,15 +101,10 @@ def _check_binds(bench: BenchConfig, site: SiteConfig) -> None:
 
 def given_paths(bench: BenchConfig) -> list[str]:
     """Return the overrides of a point that name files at its site."""
-    paths = {
-        "data.root": bench.data.root if bench.data.kind != "synthetic" else None,
-        "data.captions": bench.data.captions,
-        "model.weights": bench.model.weights,
-        "quality.lpips_weights": bench.quality.lpips_weights,
-        "quality.inception_weights": bench.quality.inception_weights,
-        "quality.clip_model": bench.quality.clip_model,
-    }
-    return [f"{key}={path}" for key, path in paths.items() if path]
+    paths = {"data.root": bench.data.root} if bench.data.kind != "synthetic" and bench.data.root else {}
+    for group in ("data", "model", "quality", "workload"):
+        paths |= file_paths(group, getattr(bench, group))
+    return [f"{key}={path}" for key, path in paths.items()]
 
 
 def _volumes_needed(bench: BenchConfig) -> tuple[int, int]:

@@ -58,9 +58,18 @@ def regular_expression() -> Any:
     return field(default=None, metadata=REGULAR_EXPRESSIONS)
 
 
+_PATH = matching(r"[\s\S]+", "a path, or null")
+
+
 def file_path() -> Any:
     """Declare a path, or null; an empty one, as of `key=$UNSET` in a shell, would pass for null."""
-    return field(default=None, metadata=matching(r"[\s\S]+", "a path, or null"))
+    return field(default=None, metadata=_PATH)
+
+
+def file_paths(group: str, config: Any) -> dict[str, str]:
+    """Return the paths that are set among the keys of a group, which is a dataclass, by key."""
+    names = [field.name for field in fields(config) if field.metadata == _PATH]
+    return {f"{group}.{name}": path for name in names if (path := getattr(config, name))}
 
 
 def no_such_key(key: str, valid: Iterable[str], *, elsewhere: str | None = None, group: str = "") -> str:

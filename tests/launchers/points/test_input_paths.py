@@ -103,6 +103,15 @@ class TestWeights:
             "quality.clip_model=openai/clip-vit-large-patch14"
         )
 
+    def test_missing_weights_of_a_workload(self, refused, tmp_path: Path) -> None:
+        volumes = ("workload=volume3d_sample", "workload.network=tiny")
+        weights = tmp_path / "weights.safetensors"
+        message = f"workload.weights={weights}: cannot be read (No such file or directory)"
+        assert message in refused(*volumes, f"workload.weights={weights}")
+        weights.touch()
+        other = (f"workload.weights={weights}", "workload.compared_volumes=2", "workload.other_weights=none")
+        assert "workload.other_weights=none: cannot be read" in refused(*volumes, *other)
+
     @pytest.mark.parametrize(
         ("damage", "reason"),
         [
