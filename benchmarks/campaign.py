@@ -1,16 +1,16 @@
-"""Write docs/campaign.md, the planned and done runs: `python -m benchmarks.campaign [--check]`.
+"""Write docs/campaign.md, the planned and done runs: `python -m benchmarks.campaign [--check | --queue GPU]`.
 
 campaign.tsv is the plan. A line names a cell by columns of runs.parquet; an empty column takes any value. `model` is
 the first word of that column, `recipe` means its set of levers, `where` is a condition in SQL (default: valid), and
 datasets before `since` do not count. `n` runs on `cards` cards of one type are planned, of `minutes` each. --check only
-tells whether the page is stale.
+tells whether the page is stale. --queue prints a line for each cell that lacks runs on one h100 or h200, as `queue.sh`
+takes them; `shuf` gives a random order, and `photos` and `prepared` have to lie in the root of the repository.
 """
-
-from __future__ import annotations
 
 import shlex
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
@@ -79,6 +79,23 @@ def select(line: Line, runs: pl.DataFrame) -> dict[str, pl.DataFrame]:
     }
 
 
+def missing(line: Line, same: pl.DataFrame) -> tuple[int, int]:
+    """Return how many runs and how many cards the runs of a cell, which are of one type of card, lack."""
+    return max(0, line["n"] - same.height), max(0, line["cards"] - same.select(RUN_COUNTS["cards"]).item())
+
+
+def queue(gpu: str) -> Iterator[str]:
+    """Yield name and arguments of a run on one card of this type, for each cell that lacks one."""
+    runs = read_runs().filter(gpu=gpu)
+    numbers: Counter[str] = Counter()
+    for line in read_plan():
+        numbers[line["part"]] += 1
+        own = next(iter(select(line, runs).values()))
+        arguments = line["command"].partition("gpu=h200 ")[2]
+        if any(missing(line, own)) and line["gpus"] in ("", "1"):
+            yield f"{line['part'].split()[0].lower()}-{numbers[line['part']]} {arguments}"
+
+
 def rows(line: Line, runs: pl.DataFrame) -> tuple[float, list[str]]:
     """Return the minutes that a cell's missing runs take, and its row of each type of card."""
     keys = {"batch": "batch {}", "gpus": "GPUs {}", "resolution_px": "{} px", "since": "from {}", "minutes": "{:g} min"}
@@ -88,12 +105,12 @@ def rows(line: Line, runs: pl.DataFrame) -> tuple[float, list[str]]:
     left, texts = [], []
     for gpu, same in select(line, runs).items():
         cards = same.select(RUN_COUNTS["cards"]).item()
-        lacks = {"more run": max(0, line["n"] - same.height), "more card": max(0, line["cards"] - cards)}
+        lacks = dict(zip(("more run", "more card"), missing(line, same), strict=True))
         left.append(max(lacks["more run"], -(-lacks["more card"] // int(line["gpus"] or 1))))
-        missing = ", ".join(pluralize(number, noun) for noun, number in lacks.items() if number) or "**complete**"
+        lacking = ", ".join(pluralize(number, noun) for noun, number in lacks.items() if number) or "**complete**"
         means = [Figure("", name, 2).mean_text(same) for name in ("images_per_s", "joules_per_image")]
         done = f"{gpu_label(gpu)}: n = {same.height}, {pluralize(cards, 'card')}" if same.height else DASH
-        texts.append(row([cell, plan, done, *means, missing, ", ".join(same["dataset"].unique().sort())]))
+        texts.append(row([cell, plan, done, *means, lacking, ", ".join(same["dataset"].unique().sort())]))
     return line["minutes"] * min(left), texts
 
 
@@ -116,8 +133,11 @@ def page() -> str:
 
 
 def main() -> int:
+    if sys.argv[1:] in (["--queue", "h100"], ["--queue", "h200"]):
+        print(*queue(sys.argv[2]), sep="\n")
+        return 0
     if sys.argv[1:] not in ([], ["--check"]):
-        raise UserError(f"{shlex.join(sys.argv[1:])}: no such option; there is --check")
+        raise UserError(f"{shlex.join(sys.argv[1:])}: no such option; there are --check, --queue h100 and --queue h200")
     text = page()
     if not sys.argv[1:]:
         TARGET.write_text(text, encoding="utf-8")

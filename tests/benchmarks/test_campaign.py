@@ -34,10 +34,18 @@ def test_stale_page_is_refused(monkeypatch, tmp_path, runs):
     assert (tmp_path / "campaign.md").read_text() == "as it was"
 
 
+def test_queue_has_a_line_for_each_cell_that_lacks_a_run(monkeypatch, runs):
+    monkeypatch.setattr(campaign, "read_runs", lambda: runs)
+    plan = [LINE | {"part": "Some runs", "recipe": recipe, "cards": 1} for recipe in ("baseline", "tuned_hopper+ema")]
+    plan[1]["command"] = "inpaint-bench launch -m site=local gpu=h200 recipe=tuned_hopper+ema 'a=[1]'"
+    monkeypatch.setattr(campaign, "read_plan", lambda: [*plan, plan[1] | {"gpus": "2"}])
+    assert list(campaign.queue("h200")) == ["some-2 recipe=tuned_hopper+ema 'a=[1]'"]
+
+
 def test_an_option_that_is_none_writes_no_page(monkeypatch, tmp_path):
     monkeypatch.setattr(campaign, "TARGET", tmp_path / "campaign.md")
     monkeypatch.setattr("sys.argv", ["campaign", "--chek"])
-    with pytest.raises(UserError, match="--chek: no such option; there is --check"):
+    with pytest.raises(UserError, match="--chek: no such option; there are --check, "):
         campaign.main()
     assert not campaign.TARGET.exists()
 
