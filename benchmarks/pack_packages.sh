@@ -33,7 +33,7 @@ uv pip install --quiet --no-deps "${target[@]}" --target "$scratch/site" --requi
 # What no run imports: 33 of 60 MB of pyarrow, packed. Symbols that only debuggers read, and the order of x86 machine
 # code, are the other sixth of the size; it takes five minutes.
 rm -rf "$scratch"/site/pyarrow/{include,tests,libarrow_flight*,_flight*,libarrow_s3*,_s3fs*}
-find "$scratch/site" -name '*.so' -exec strip --strip-unneeded {} +
+find "$scratch/site" -name '*.so' -not -path '*/aarch64-*' -exec strip --strip-unneeded {} +
 tar -C "$scratch/site" --sort=name -cf - . | xz --x86 --lzma2=preset=9e,dict=192MiB | split -d -b "${mib}M" - "$out/packages.tar.xz."
 
 (cd "$out/debs" && apt-get download -qq slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2 libhwloc15 \
