@@ -30,8 +30,7 @@ target=(--python-version 3.12 --python-platform x86_64-manylinux_2_28)
 uv pip compile --quiet pyproject.toml -c constraints.txt --extra train --extra flash4 --extra lora "${target[@]}" \
     --excludes "$scratch/excluded.txt" --no-annotate --no-header --output-file "$scratch/missing.txt" >/dev/null
 uv pip install --quiet --no-deps "${target[@]}" --target "$scratch/site" --requirement "$scratch/missing.txt"
-# What no run imports: 33 of 60 MB of pyarrow, packed. Symbols that only debuggers read, and the order of x86 machine
-# code, are the other sixth of the size; it takes five minutes.
+# What no run imports: 33 of 60 MB of pyarrow, packed. Stripping and the x86 filter save a sixth; xz takes five minutes.
 rm -rf "$scratch"/site/pyarrow/{include,tests,libarrow_flight*,_flight*,libarrow_s3*,_s3fs*}
 find "$scratch/site" -name '*.so' -not -path '*/aarch64-*' -exec strip --strip-unneeded {} +
 tar -C "$scratch/site" --sort=name -cf - . | xz --x86 --lzma2=preset=9e,dict=192MiB | split -d -b "${mib}M" - "$out/packages.tar.xz."
