@@ -34,8 +34,8 @@ HEAD = (
     "code was slower. Cards are different GPUs, the batch is per GPU, images/s (or volumes) are mean and range. A plan "
     "that is **complete** may have missed its goal (`must`: at least, `aim`: hoped for). A command makes one run of a "
     "row: put in your `gpu=`, repeat it with `seed=1`, `seed=2`, on other cards and in another order. `photos` are "
-    "[yours](tutorial_gpu.md#4-your-photographs), `prepared` made of them by `prepare` with `prepare.caches=true`, once "
-    "for each `model=`."
+    "[yours](tutorial_gpu.md#4-your-photographs), `prepared` made of them by `prepare` with `prepare.caches=true`, "
+    "once for each `model=`."
 )
 KEYS = ("workload", "model", "batch", "gpus", "resolution_px")
 SHOWN = ("row", "cell", "plan", "done", "images/s", "J/image", "missing", "datasets")
