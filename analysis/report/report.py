@@ -149,7 +149,8 @@ def print_answer(report: Report) -> None:
     for note in report.notes:
         show(f"NOTE: {note}", "bold")
     for section in report.answered:
-        show(f"\n{section.answer}", "bold")
+        title = "" if section is report.answered[0] else f"{section.title}\n"  # as the page has them
+        show(f"\n{title}{section.answer}", "bold")
         for table in section.tables[:1]:
             render.to_terminal(render.first_rows(table), console)
             # What is to be pasted is not broken.
