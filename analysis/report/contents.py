@@ -48,7 +48,10 @@ class Report:
 
     @property
     def title(self) -> str:
-        text = ", ".join(filter(None, [f"{self.subject} on {self.gpus}", self.days]))
+        what = (
+            f"{self.subject} on {self.gpus}" if self.subject else "No run"
+        )  # as of a dataset whose runs were left out
+        text = ", ".join(filter(None, [what, self.days]))
         return f"Demonstration: {text}" if self.demonstration else text
 
     @property

@@ -84,6 +84,13 @@ def test_a_title_begins_with_what_the_first_answer_is_of() -> None:
     assert "lowest sample coverage: unknown;" in each.quality  # and not 0.0 % of runs without telemetry
 
 
+def test_a_dataset_without_runs_has_a_title() -> None:
+    """Regression: ` on no GPU`."""
+    dataset = open_dataset(RESULTS / FLAGSHIP)
+    dataset = replace(dataset, runs=dataset.runs.clear())
+    assert contents.make_report(dataset, TableBuilder(runs=dataset.runs), [], []).title == "No run"
+
+
 def test_an_index_shows_a_program_with_units(committed: Committed) -> None:
     """Regression: `46.9, 9.53`."""
     each, _ = committed["2026-11-23-h200-lora-sdxl"]
