@@ -85,7 +85,7 @@ def write_index(folder: Path, out: Path, **options: Any) -> tuple[list[Report], 
             reports.append(write(each, out / each.name, **options))
         except UserError as error:
             passed_over.append(f"Passed over: {error}")
-    reports.sort(key=lambda report: str(report.dataset.runs["ended"].max()), reverse=True)
+    reports.sort(key=lambda report: str(report.dataset.runs["ended"].max() or ""), reverse=True)
     text = page.render("index.html.j2", reports=reports, passed_over=passed_over, page=PAGE)
     _replace(out, {INDEX: text.encode()})
     return reports, passed_over
