@@ -40,7 +40,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         title="Denoisers: image shape",
         answer=_answer(cases),
         best=f"{number(cases['mpx_per_s'].max())} Mpx/s",  # type: ignore[arg-type]
-        paragraphs=[_denoisers.SPIKE],
+        paragraphs=[_denoisers.SPIKE] if "drunet" in cases["model"] else [],
         tables=[table, _reference(build, cases)],
         figures=figures,
     )
