@@ -34,7 +34,7 @@ def sections(build: TableBuilder) -> list[Section]:
     if runs.is_empty():
         return []
     figures = runs.with_columns(value.alias(heading) for heading, value in _COLUMNS.items())
-    rows, row_runs, answers = [], [], []
+    rows, row_runs, answers, best = [], [], [], ""
     for cell in figures.sort("run_id").partition_by(CELL_KEYS, maintain_order=True):
         first, own = cell.row(0, named=True), cell.to_dicts()
         means = [mean_of_runs(own, heading) for heading in _COLUMNS]
@@ -44,6 +44,7 @@ def sections(build: TableBuilder) -> list[Section]:
         took = [f"{number(mean.value)} {unit}" for mean, unit in zip(means, ("s", "kJ"), strict=False) if mean]
         rate = means[list(_COLUMNS).index("Images/s")]
         took_text = names.join(took) + (f" ({number(rate.value)} images/s)" if rate else "")
+        best = best or took_text
         answers.append(f"{first['recipe']} took {took_text} on {names.gpu(first['gpu'], first['gpus'])}")
     few = "" if max(map(len, row_runs)) > 1 else " (1 run each)" if len(rows) > 1 else " (1 run)"
     columns = ["Program", "Variant", "Site", "GPU", "GPUs", *COUNTS, *_COLUMNS]
@@ -51,5 +52,4 @@ def sections(build: TableBuilder) -> list[Section]:
     lead = ("Program", "GPU", "n", "Cards", *list(_COLUMNS)[:3], "Images/s")
     table = build.table("commands", _TITLE, columns, rows, note=note, row_runs=row_runs, lead_columns=lead)
     answer = f"{names.join(answers)}{few}, loading and saving included."
-    best = ", ".join(table.rows[0][8:10])
     return [Section(title=_TITLE, workload=COMMAND, answer=answer, best=best, paragraphs=[_TEXT], tables=[table])]

@@ -7,6 +7,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
+from analysis import published
 from analysis.dataset import Dataset
 from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.metrics.run_row import is_unavailable
@@ -47,7 +48,10 @@ class Report:
 
     @property
     def title(self) -> str:
-        text = ", ".join(filter(None, [f"{self.subject} on {self.gpus}", self.days]))
+        what = (
+            f"{self.subject} on {self.gpus}" if self.subject else "No run"
+        )  # as of a dataset whose runs were left out
+        text = ", ".join(filter(None, [what, self.days]))
         return f"Demonstration: {text}" if self.demonstration else text
 
     @property
@@ -164,6 +168,10 @@ def _subject(runs: pl.DataFrame, answered: list[Section]) -> str:
     """Return what was measured: `SD 1.5 inpainting fine-tune at 1024 px: recipes`. Smaller images are not named."""
     known = runs.filter("valid") if runs["valid"].any() else runs
     groups = known.filter(pl.col("workload") != COMMAND).partition_by("workload", maintain_order=True)
+    # In the order of the answers: the title begins with what the page begins with.
+    trains = published.WORKLOAD  # what studies are of, which have their own name there
+    order = [section.workload if section.workload in names.WORKLOADS else trains for section in answered]
+    groups.sort(key=lambda group: [*order, group["workload"][0]].index(group["workload"][0]))
     works = [names.work(group["workload"][0], group["model"]) + _size(group) for group in groups]
     programs = known.filter(pl.col("workload") == COMMAND)["recipe"].drop_nulls().unique(maintain_order=True)
     works += [f"{name} (external program)" for name in programs]
@@ -217,7 +225,7 @@ def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
     runs, valid = dataset.runs, dataset.runs.filter("valid")
     invalid = runs.filter((pl.col("status") == "completed") & ~pl.col("valid")).height
     unavailable = sum(map(is_unavailable, runs.select("status", "reason").to_dicts()))
-    ratios = valid["energy_ratio"].drop_nulls().to_list()
+    ratios, covered = (valid[name].drop_nulls().to_list() for name in ("energy_ratio", "coverage_pct"))
     counts = {
         "Run directories": dataset.metadata.get("run_directories"),
         "Runs merged": runs.height,
@@ -232,7 +240,7 @@ def _quality(dataset: Dataset, cells: pl.DataFrame) -> dict[str, str]:
     }
     return {name: str(count) for name, count in counts.items() if count} | {
         "Runs per cell": _range(cells["n"].to_list(), "d"),
-        "Lowest sample coverage": f"{min(valid['coverage_pct'].drop_nulls(), default=0):.1f} %",
+        "Lowest sample coverage": f"{min(covered):.1f} %" if covered else "unknown",
         "Energy counter / integral": _range(ratios, ".3f"),
     }
 

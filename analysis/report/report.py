@@ -85,7 +85,7 @@ def write_index(folder: Path, out: Path, **options: Any) -> tuple[list[Report], 
             reports.append(write(each, out / each.name, **options))
         except UserError as error:
             passed_over.append(f"Passed over: {error}")
-    reports.sort(key=lambda report: str(report.dataset.runs["ended"].max()), reverse=True)
+    reports.sort(key=lambda report: str(report.dataset.runs["ended"].max() or ""), reverse=True)
     text = page.render("index.html.j2", reports=reports, passed_over=passed_over, page=PAGE)
     _replace(out, {INDEX: text.encode()})
     return reports, passed_over
@@ -149,7 +149,8 @@ def print_answer(report: Report) -> None:
     for note in report.notes:
         show(f"NOTE: {note}", "bold")
     for section in report.answered:
-        show(f"\n{section.answer}", "bold")
+        title = "" if section is report.answered[0] else f"{section.title}\n"  # as the page has them
+        show(f"\n{title}{section.answer}", "bold")
         for table in section.tables[:1]:
             render.to_terminal(render.first_rows(table), console)
             # What is to be pasted is not broken.

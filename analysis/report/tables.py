@@ -134,7 +134,7 @@ class TableBuilder:
             for row in self.cells.iter_rows(named=True)
         ]
         columns = ["Site", "GPU", "Batch", "Recipe", *COUNTS]
-        columns += [*(_HEADINGS.get(name, name.capitalize()) for name in varying), *map(self.heading, metrics)]
+        columns += [*map(key_heading, varying), *map(self.heading, metrics)]
         listed = len(self.cell_remarks().rows)
         note = f"{pluralize(listed, 'cell')}: see the table of cells whose runs differ." if listed else ""
         return self.table(id, SUMMARIES[id], columns, rows, note=note, row_runs=self.cells["run_ids"].to_list())
@@ -305,6 +305,11 @@ COUNTS = ("n", "Cards", "Not steady")
 _OF_CARDS = ("images_per_s", "power_w")
 _HEADINGS = {"resolution_px": "Resolution [px]", "gpus": "GPUs", "comparability_key": "GPU name, driver, power"}
 _HEADINGS |= {"encodes_online": "Latents", "text_online": "Texts", "inactive_levers": "Levers"}
+
+
+def key_heading(name: str) -> str:
+    """Return the heading of a key of cells."""
+    return _HEADINGS.get(name, name.capitalize())
 
 
 def mean_text(row: dict[str, Any], metric: str) -> str:

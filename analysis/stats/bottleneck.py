@@ -176,6 +176,7 @@ def classify(row: Row, shared: SharedEvidence | None = None) -> Bottleneck:
     values = _indicator_values(row, shared or SharedEvidence())
     matches = [rule for rule in RULES if all(_holds(values, *limit) for limit in rule.conditions)]
     shares = ", ".join(f"{text} {values[name]:.0f} %" for name, text in _SHARES.items() if values[name] is not None)
+    shares = shares or NO_VALUE
     if not matches:
         if row["gpu_util_pct"] is None and row["data_wait_pct"] is None:
             nothing = [Advice("", "telemetry=nvml")]
@@ -199,7 +200,7 @@ def classify(row: Row, shared: SharedEvidence | None = None) -> Bottleneck:
     elif tier == COUNTERS and row.get("counters_source"):
         evidence += f" (by {row['counters_source']})"
     advice = list(dict.fromkeys(item for each in classes for item in ADVICE.get(each, [])))
-    name, shares = " or ".join(classes), shares or NO_VALUE
+    name = " or ".join(classes)
     return Bottleneck(name=name, shares=shares, tier=tier, evidence=evidence, runner_up=runner_up, advice=advice)
 
 
@@ -282,7 +283,7 @@ def _indicator_values(row: Row, shared: SharedEvidence) -> dict[str, float | Non
     values["out_of_memory"] = float(row["reason"] == Reason.OOM_GPU)
     values["power_pct_of_limit"] = _percentage(row["power_w"], row["power_limit_w"])
     values["clock_pct_of_max"] = _percentage(row["sm_clock_mhz_mean"], row["sm_clock_mhz_limit"])
-    values["gpu_idle_pct"] = None if row["gpu_util_pct"] is None else 100 - row["gpu_util_pct"]
+    values["gpu_idle_pct"] = None if row["gpu_util_pct"] is None else max(0.0, 100 - row["gpu_util_pct"])
     dram, tensor = values["dram_active_pct"], values["tensor_active_pct"]
     values["dram_above_tensor_pct"] = None if dram is None or tensor is None else dram - tensor
     values["no_counters"] = float(dram is None and tensor is None and values["sm_active_pct"] is None)

@@ -133,9 +133,10 @@ def run_compare(
     notes += [dataset_comparison.COPY] if comparison.is_copy else []
     if not comparison.pairs:
         first, second = (data.runs["gpu"].drop_nulls().unique() for data in (before, after))
-        hint = f"; --gpu {first[0]},{second[0]} compares two cards" if not {*first} & {*second} and len(first) else ""
+        shared = {*before.runs["workload"]} & {*after.runs["workload"]}
+        hint = f"; --gpu {first[0]},{second[0]} compares two cards" if shared and not {*first} & {*second} else ""
         both = f"{old} and {new or old} have no cell in common"
-        raise UserError(f"{both}: no GPU, recipe and batch has valid runs in both{hint if len(second) else ''}")
+        raise UserError(f"{both}: no work, GPU, recipe and batch has valid runs in both{hint}")
     build = TableBuilder(runs=after.runs)
     tables = dataset_comparison.tables(build, comparison, before, after, tolerance)
     failures = [] if tolerance is None else comparison.failures(tolerance)

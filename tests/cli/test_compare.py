@@ -124,6 +124,15 @@ def test_datasets_without_a_common_cell_are_refused(
     assert "have no cell in common" in capsys.readouterr().err
 
 
+def test_cards_are_not_advised_for_datasets_of_other_work(
+    changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: it advised --gpu, and was then refused with the same sentence."""
+    other = changed(pl.lit("a40").alias("gpu"), pl.lit("sd_inference").alias("workload"))
+    assert app.main(["compare", str(MEASURED), str(other)]) == 2
+    assert "compares two cards" not in capsys.readouterr().err
+
+
 def test_report_has_the_comparison_as_a_section(changed: Callable[..., Path], tmp_path: Path) -> None:
     worse = changed(scaled("images_per_s", 0.95, batch=32))
     out = tmp_path / "report"

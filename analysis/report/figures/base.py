@@ -122,7 +122,7 @@ def zero_note(*limits: Limits) -> str:
 
 
 def run_title(run: Row) -> str:
-    parts = (gpu_label(run["gpu"]), run[recipe_labels.COLUMN], f"batch {run['batch']}", run["site"])
+    parts = (gpu_label(run["gpu"]), run[recipe_labels.COLUMN], run["batch"] and f"batch {run['batch']}", run["site"])
     return ", ".join(filter(None, parts))
 
 

@@ -95,6 +95,7 @@ class DatasetComparison:
             verdicts = {metric: pair.verdict(metric, tolerance) for metric in known}
             bad = {metric: verdict for metric, verdict in verdicts.items() if verdict in FAILURES}
             texts += [f"{cell_name(pair.new)}: {metric} {verdict}" for metric, verdict in bad.items()]
+            texts += [] if known else [f"{cell_name(pair.new)}: the old dataset has neither images/s nor J/image of it"]
         return texts
 
 
@@ -146,7 +147,7 @@ def of_gpus(old: Dataset, new: Dataset, names: str) -> tuple[Dataset, Dataset]:
 
 def cell_name(cell: Cell) -> str:
     """Return what a cell is called in both datasets."""
-    return f"{cell['series']} batch {cell['batch']}"
+    return " batch ".join([cell["series"], *([str(cell["batch"])] if cell["batch"] else [])])
 
 
 def section(build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset) -> Section:

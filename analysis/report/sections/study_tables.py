@@ -11,7 +11,17 @@ from analysis.report import names
 from analysis.report.estimate import Estimate
 from analysis.report.figures import base, by_batch, svg
 from analysis.report.figures.base import Figure, Limits
-from analysis.report.tables import COUNTS, DASH, FIRST_ROWS, Section, Table, TableBuilder, counts, mean_text
+from analysis.report.tables import (
+    COUNTS,
+    DASH,
+    FIRST_ROWS,
+    Section,
+    Table,
+    TableBuilder,
+    counts,
+    key_heading,
+    mean_text,
+)
 from analysis.stats import cells
 from analysis.stats.intervals import TIE_THRESHOLD, Gain
 from analysis.stats.study import LADDER, LEAVE_ONE_OUT, ONE_AT_A_TIME, TITLES, Comparison, Step, comparisons, gain_over
@@ -107,16 +117,18 @@ def recipe_comparison(build: TableBuilder) -> Table:
     rows, row_runs = [], []
     # Cells know the batch that ran, not the one that was requested.
     keys = ["batch" if name == "requested_batch" else name for name in cells.RECIPE_COMPARISON_KEYS]
+    varying = [name for name in cells.varying_keys(build.cells) if name in keys and name != "model"]
     for group in build.cells.drop_nulls("images_per_s").partition_by(keys, maintain_order=True):
         each = group.sort("images_per_s").to_dicts()
         # `each` ascends: min returns the slowest of several recipes with as many levers.
         base = min(each, key=lambda cell: recipe_labels.count_parts(cell["recipe"]))
         work = [gpu_label(base["gpu"]), base["model"] or DASH, str(base["batch"]), base["site"]]
+        work += [cells.key_text(base, name) or DASH for name in varying]
         for cell in [cell for cell in each if cell is not base]:
             recipes = [row[recipe_labels.COLUMN] or DASH for row in (cell, base)]
             rows.append([*work, *recipes, gain_text(cells.compare(cell, base, "images_per_s"), cell["n"])])
             row_runs.append(cell["run_ids"])
-    columns = ["GPU", "Model", "Batch", "Site", "Recipe", "Reference", "Change of images/s"]
+    columns = ["GPU", "Model", "Batch", "Site", *map(key_heading, varying), "Recipe", "Reference", "Change of images/s"]
     note = " ".join(names.of_many(len(rows)))
     return build.table("recipe-ratios", "Recipe comparison", columns, rows, note=note, row_runs=row_runs)
 

@@ -162,6 +162,13 @@ def _series_text(row: dict[str, Any], varying: Sequence[str]) -> str:
     return ", ".join(filter(None, [MODELS[str(row["model"])], *parts]))
 
 
+def network(cases: pl.DataFrame, case: dict[str, Any], *more: str) -> str:
+    """Return the network of a case, with what the cases do not share: `DRUNet (H200, tf32)`. `more` are columns."""
+    varying = [name for name in ("gpu", "gpus", "recipe", "input_mode", *more) if cases[name].n_unique() > 1]
+    name, _, setting = _series_text(case, varying).partition(", ")
+    return f"{name} ({setting})" if setting else name
+
+
 def panels(
     name: str, cases: pl.DataFrame, *, x: tuple[str, str], panel: tuple[str, str], y: dict[str, tuple[str, str, str]]
 ) -> list[Figure]:

@@ -7,7 +7,6 @@ import polars as pl
 
 from analysis import published
 from analysis.dataset import Dataset
-from analysis.report import names
 from analysis.report.sections import counters
 from analysis.report.tables import DASH, Table, TableBuilder, cell
 from analysis.units import gpu_label, number
@@ -60,14 +59,16 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         },
     )
     extremes = [
-        f"{_network(choices, take)}: {_case(fastest)} is the fastest, {_case(least)} needs the least memory."
+        f"{_denoisers.network(cases, take)}: {_case(fastest)} is the fastest, {_case(least)} needs the least memory."
         for take, fastest, least in choices
+        # Of one case each there is nothing to choose, and a CPU's memory is not measured.
+        if cases.height > len(choices) and least["allocated_peak_mib"] is not None
     ]
     return Section(
         title="Denoisers: patches",
-        answer=_answer(choices),
+        answer=_answer(cases, choices),
         best=f"{number(cases['time_ms'].min())} ms per image",  # type: ignore[arg-type]
-        paragraphs=[CONFOUNDED, *extremes],
+        paragraphs=[*([CONFOUNDED] if "host_random" in cases["input_mode"] else []), *extremes],
         tables=[table, _reference(build, cases), *_memory(build, cases)],
         figures=figures,
     )
@@ -117,15 +118,13 @@ def _choices(cases: pl.DataFrame) -> list[tuple[dict[str, Any], ...]]:
     return sorted(choices, key=lambda choice: (-choice[0]["time_ms"], choice[0]["model"]))
 
 
-def _answer(choices: list[tuple[dict[str, Any], ...]]) -> str:
-    parts = [f"{_network(choices, take)} {_case(take)}" for take, *_ in choices]
-    rule = f"the least memory of what reaches {100 * _FAST:g} % of the fastest"
+def _answer(cases: pl.DataFrame, choices: list[tuple[dict[str, Any], ...]]) -> str:
+    parts = [f"{_denoisers.network(cases, take)} {_case(take)}" for take, *_ in choices]
+    if parts and cases.height == len(parts):
+        return f"One case each, nothing to choose from: {'; '.join(parts)}."
+    known = all(take["allocated_peak_mib"] is not None for take, *_ in choices)
+    rule = f"the least memory of what reaches {100 * _FAST:g} % of the fastest" if known else "the fastest"
     return f"Take for {'; '.join(parts)}: {rule}." if parts else ""
-
-
-def _network(choices: list[tuple[dict[str, Any], ...]], case: dict[str, Any]) -> str:
-    several = len({(take["gpu"], take["gpus"]) for take, *_ in choices}) > 1
-    return MODELS[case["model"]] + (f" on {names.gpu(case['gpu'], case['gpus'])}" if several else "")
 
 
 def _case(case: dict[str, Any]) -> str:

@@ -1,17 +1,19 @@
 """The section of the workload `denoise_shape`."""
 
+from typing import Any
+
 import polars as pl
 
 from analysis import published
 from analysis.report.tables import DASH, Table, TableBuilder, cell
 from analysis.units import number
-from inpaint_bench.core.workloads._denoisers import MODELS
 
 from . import Section, _denoisers
 from ._denoisers import SETTING
 
 RATES = {"mpx_per_s": "Mpx/s"}
 PREDICTED_HEIGHT_PX = 2048
+_ALIKE = ("model", "gpu", "gpus", "recipe", "batch")  # of cases whose peaks are compared
 
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
@@ -38,30 +40,35 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
         title="Denoisers: image shape",
         answer=_answer(cases),
         best=f"{number(cases['mpx_per_s'].max())} Mpx/s",  # type: ignore[arg-type]
-        paragraphs=[_denoisers.SPIKE],
+        paragraphs=[_denoisers.SPIKE] if "drunet" in cases["model"] else [],
         tables=[table, _reference(build, cases)],
         figures=figures,
     )
 
 
 def _largest(cases: pl.DataFrame) -> pl.DataFrame:
-    """Return of each network, at once and in tiles, one of the largest images, the one with the least memory first."""
+    """Return of each network and setting, at once and in tiles, one of the largest images, the least memory first."""
     known = cases.drop_nulls(["time_ms", "allocated_peak_mib"]).sort("allocated_peak_mib", -pl.col("width_px"))
     wide = known.filter(pl.col("width_px") >= 0.95 * pl.col("width_px").max().over("model"))
     tiled = (pl.col("calls") > 1).alias("tiled")
-    return wide.with_columns(tiled).unique(["model", "tiled"], keep="first", maintain_order=True)
+    return wide.with_columns(tiled).unique(["tiled", *_ALIKE], keep="first", maintain_order=True)
+
+
+def _name(cases: pl.DataFrame, case: dict[str, Any]) -> str:
+    return _denoisers.network(cases, case, "batch")
 
 
 def _answer(cases: pl.DataFrame) -> str:
     largest = _largest(cases).to_dicts()
     spikes = []
     for tiled in (case for case in largest if case["calls"] > 1):
-        peak = next((case for case in largest if case["model"] == tiled["model"] and case["calls"] == 1), None)
+        alike = (case for case in largest if all(case[name] == tiled[name] for name in _ALIKE))
+        peak = next((case for case in alike if case["calls"] == 1), None)
         if peak:
             ratio = f"{peak['allocated_peak_mib'] / tiled['allocated_peak_mib']:.1f} times"
-            spikes.append(f" {MODELS[tiled['model']]} needs {ratio} the memory where it runs at once, not in tiles.")
+            spikes.append(f" {_name(cases, tiled)} needs {ratio} the memory where it runs at once, not in tiles.")
     parts = [
-        f"{MODELS[case['model']]} {number(case['allocated_peak_mib'])} MiB and {number(case['time_ms'])} ms"
+        f"{_name(cases, case)} {number(case['allocated_peak_mib'])} MiB and {number(case['time_ms'])} ms"
         + (f" ({case['calls']} tiles)" if case["calls"] > 1 else "")
         for case in largest
     ]

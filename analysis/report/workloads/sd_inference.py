@@ -1,5 +1,6 @@
 """Making images: latency by stages, rate and energy, the agreement of images, and the NeMo page's figures."""
 
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -22,6 +23,15 @@ STAGES = {"text_ms": "Text [ms]", "image_ms": "Masked image [ms]"}
 STAGES |= {"sampling_ms": "Sampling [ms]", "decode_ms": "Decoding [ms]"}
 _METRICS = ("images_per_s", "joules_per_image", "energy_error_pct", "vram_used_mib_peak", "vram_run_mib_peak")
 _WORK = ["inpaints", "sampler", "sampler_steps", "guidance", "resolution_px", "model", "variant"]
+# How an answer names what several kinds of work differ in, beside the model.
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "inpaints": lambda inpaints: "inpainting" if inpaints else "text to image",
+    "sampler": str,
+    "sampler_steps": "{} steps".format,
+    "guidance": "guidance {:g}".format,
+    "resolution_px": "{} px".format,
+    "variant": lambda variant: variant or "",
+}
 _PLACE = ["site", "gpu", "demonstration", "comparability_key"]
 _CELL = ["batch", *_PLACE, *_WORK, "precision", "recipe"]
 
@@ -56,19 +66,25 @@ def _seconds(cell: pl.DataFrame) -> float:
 def _answer(cells: list[pl.DataFrame]) -> str:
     """Return the seconds for an image at the smallest and at the best batch, and how much faster than plain that is.
 
-    If there are several models, the result covers each.
+    If there are several kinds of work, the result covers each.
     """
     texts: dict[tuple[str, str], None] = {}
     models: dict[str, list[pl.DataFrame]] = {}
+    varying = [name for name in _TEXTS if len({cell[name][0] for cell in cells}) > 1]
+
+    def work(cell: pl.DataFrame) -> str:
+        parts = [names.model(cell["model"][0]), *(_TEXTS[name](cell[name][0]) for name in varying)]
+        return ", ".join(filter(None, parts))
+
     for cell in cells:
-        models.setdefault(names.model(cell["model"][0]), []).append(cell)
+        models.setdefault(work(cell), []).append(cell)
     smallest = {model: min(cell["batch"][0] for cell in own) for model, own in models.items()}
     at_smallest = ([cell for cell in own if cell["batch"][0] == smallest[model]] for model, own in models.items())
     for chosen in (*at_smallest, *models.values()):
         cell = min(chosen, key=_seconds)
         row, seconds, same = cell.row(0, named=True), _seconds(cell), cell.select("batch", *_PLACE, *_WORK).row(0)
         few = f" ({names.count_runs(cell.height)})" if cell.height < MIN_RUNS else ""
-        of = f" of {names.model(row['model'])}" if len(models) > 1 else ""
+        of = f" of {work(cell)}" if len(models) > 1 else ""
         text = f"{number(seconds)} s per image{of} at batch {row['batch']}"
         setting = f" with {row[recipe_labels.COLUMN]} on {names.gpu(row['gpu'])}{few}"
         alike = (other for other in cells if other.select("batch", *_PLACE, *_WORK).row(0) == same)
@@ -150,6 +166,7 @@ def _figure(cells: list[pl.DataFrame]) -> Figure:
         ]
         totals.append({"label": label, "value": sum(means), "text": f"{number(sum(means))} ms"})
     run_ids = [run_id for cell in cells for run_id in cell["run_id"]]
-    caption = ["Medians over the calls of a run, mean over runs.", base.n_note(run_ids, len(cells))]
+    text = "Medians of each stage over the calls of a run, mean over runs; their sum is not the median call."
+    caption = [text, base.n_note(run_ids, len(cells))]
     chart = base.stacks(rows, totals, dict(zip(stages.values(), svg.SERIES, strict=False)), "ms per image")
     return base.figure("fig-inference", "Time per image by stage", "Milliseconds per image", caption, chart, run_ids)

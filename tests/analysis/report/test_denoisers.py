@@ -179,6 +179,47 @@ def test_patches_have_a_panel_per_size_for_each_figure():
     assert set(_column(slower, "Agrees", 1)) == {"no"}
 
 
+def _patch_rows(*cases: dict[str, Any]) -> pl.DataFrame:
+    case = {"model": "drunet", "published_plan": True, "tiling": "library", "input_mode": "pinned", "calls": 20}
+    case |= {"patch_px": 128, "num_patches": 256, "height_px": 2048, "width_px": 2048, "times_by_rank_ms": None}
+    case |= {"peaks_by_rank_mib": None, "batch": 1, "branch": "direct", "tile_h_px": 128, "tile_w_px": 128}
+    case |= {"time_ms": 300.0, "patches_per_s": 853.0, "images_per_s": 3.33, "weights_mib": 125.0}
+    case |= {"allocated_peak_mib": 400.0, "reserved_peak_mib": 500.0, "nvml_used_mib": 900.0, "out_of_memory": None}
+    return pl.DataFrame([RUN | case | each for each in cases], infer_schema_length=None)
+
+
+@pytest.mark.parametrize(
+    ("cases", "answer", "extremes"),
+    [
+        ([{}], "One case each, nothing to choose from: DRUNet patches of 128 px, 1 at a time", 0),
+        ([{}, {"batch": 2}], "Take for DRUNet patches of 128 px, 1 at a time", 1),
+        (
+            [{"allocated_peak_mib": None, "batch": batch} for batch in (1, 2)],
+            "1 at a time (14.0 Mpx/s): the fastest.",
+            0,
+        ),
+        ([{}, {"recipe": "tf32", "images_per_s": 9.0}], "Take for DRUNet (tf32) patches of 128 px, 1 at a time (37", 1),
+    ],
+)
+def test_the_answer_on_patches_claims_what_the_cases_show(
+    cases: list[dict[str, Any]], answer: str, extremes: int
+) -> None:
+    """Regression: one case was the fastest and the leanest, a CPU's `the least memory`, and no recipe was named."""
+    section = denoise_patch.section(TableBuilder(runs=NO_RUNS), _patch_rows(*cases), NO_RUNS)
+    assert answer in section.answer
+    assert len(section.paragraphs) == extremes  # and none on input_mode=host_random, which no case has
+
+
+def test_the_answer_on_shapes_compares_peaks_of_one_card_and_recipe() -> None:
+    """Regression: of two cards the smaller peak of each network was shown, without the card."""
+    rows = pl.concat([_shape_rows(), _shape_rows(gpu="h100", run_id="r-2").with_columns(pl.col("time_ms") * 2)])
+    answer = _section(rows).answer
+    assert "DRUNet (H200) needs" in answer
+    assert "DRUNet (H100) needs" in answer
+    assert len(re.findall(r"UNet \(H[12]00\) [\d,]+ MiB", answer)) == 6
+    assert not _section(rows.filter(pl.col("model") == "unet")).paragraphs  # that DRUNet's memory rises and falls
+
+
 def test_published_peaks_of_a_reconstruction_stand_beside_the_same_image():
     case = {"gpus": 1, "model": "drunet", "published_plan": True, "tiling": "library", "input_mode": "pinned"}
     case |= {

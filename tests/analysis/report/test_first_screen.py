@@ -15,7 +15,7 @@ import pytest
 from analysis.dataset import open_dataset
 from analysis.report import contents, render, report
 from analysis.report.contents import Report
-from analysis.report.figures import svg
+from analysis.report.figures import base, svg
 from analysis.report.page import html
 from analysis.report.report import write_for_paper
 from analysis.report.tables import FIRST_ROWS, TableBuilder
@@ -73,6 +73,31 @@ def test_titles_say_what_was_measured_and_differ(committed: Committed) -> None:
     assert titles["2026-11-23-h100-h200"] == "SD 1.5 inpainting fine-tune on H100 and H200, 23 Nov 2026"
     assert titles["2026-11-26-h200-flux-1024"].startswith("FLUX.1 inpainting fine-tune at 1024 px: recipes")
     assert titles["2026-11-23-h200-volumes"].startswith("Training of 3-D volume diffusion on H200")
+
+
+def test_a_title_begins_with_what_the_first_answer_is_of() -> None:
+    """Regression: denoisers led the title of a report whose first answer was of a fine-tune, `1 more` in the title."""
+    dataset = open_dataset(RESULTS / "2026-11-28-h200-breadth")
+    dataset = replace(dataset, runs=dataset.runs.sort("workload").with_columns(coverage_pct=None))
+    each = contents.make_report(dataset, TableBuilder(runs=dataset.runs), [], [])
+    assert " inpainting fine-tune" in each.title.partition(",")[0]
+    assert "lowest sample coverage: unknown;" in each.quality  # and not 0.0 % of runs without telemetry
+
+
+def test_a_dataset_without_runs_has_a_title() -> None:
+    """Regression: ` on no GPU`."""
+    dataset = open_dataset(RESULTS / FLAGSHIP)
+    dataset = replace(dataset, runs=dataset.runs.clear())
+    assert contents.make_report(dataset, TableBuilder(runs=dataset.runs), [], []).title == "No run"
+
+
+def test_an_index_shows_a_program_with_units(committed: Committed) -> None:
+    """Regression: `46.9, 9.53`."""
+    each, _ = committed["2026-11-23-h200-lora-sdxl"]
+    (program,) = (section for section in each.answered if section.workload == "command")
+    assert re.fullmatch(r"[\d,.]+ s and [\d,.]+ kJ( \(.* images/s\))?", program.best)
+    (run,) = each.dataset.runs.filter(pl.col("workload") == "command").head(1).to_dicts()
+    assert "None" not in base.run_title(run)
 
 
 def test_every_dataset_has_an_answer(committed: Committed) -> None:
@@ -158,6 +183,8 @@ def test_the_terminal_shows_the_answer_in_80_columns(
     assert [line for line in lines if len(line) > 80 and not line.startswith(pasted)] == []
     assert " ".join(lines).startswith(each.title[:60])
     assert each.answered[0].answer.replace(" ", "")[:100] in "".join(lines).replace(" ", "")
+    # Each further answer says what it is of: `Take an H200, batch 64` could be of any of three models.
+    assert all(section.title in lines for section in each.answered[1:])
 
 
 def test_the_text_has_the_order_of_the_page(committed: Committed) -> None:

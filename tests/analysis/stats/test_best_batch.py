@@ -105,6 +105,14 @@ def test_recipes_outside_studies_are_compared_by_pairs_of_card_and_seed() -> Non
     assert study_tables.recipe_comparison(TableBuilder(runs=frame(*runs_of(8, 10.0)))).rows == []
 
 
+def test_compared_recipes_say_what_else_differs_between_their_rows() -> None:
+    """Regression: rows of one and of two GPUs were alike."""
+    rows = [*runs_of(8, 10.0), *runs_of(8, 11.0, recipe="tf32")]
+    rows += [*runs_of(8, 19.0, gpus=2), *runs_of(8, 20.0, gpus=2, recipe="tf32")]
+    table = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows)))
+    assert [row[table.columns.index("GPUs")] for row in table.rows] == ["1 GPU", "2 GPUs"]
+
+
 def in_blocks(cards: str, **more: Any) -> list[dict[str, Any]]:
     """Return a run on each card, each with the seed of its block: cards differ by 2 %, the recipe adds 2 %."""
     rows = []

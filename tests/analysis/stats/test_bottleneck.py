@@ -168,6 +168,12 @@ def test_shares_stand_beside_the_class() -> None:
     )
 
 
+def test_no_share_is_below_zero_or_an_empty_text() -> None:
+    """Regression: `idle -0 %` of a GPU that was busy by 100.004 %, and a blank beside `mixed` without any share."""
+    assert classify({"gpu_util_pct": 100.004, "data_wait_pct": 1.0}).shares == "idle 0 %"
+    assert classify({"data_wait_pct": 1.0}).shares == bottleneck.NO_VALUE
+
+
 def test_every_committed_run_has_the_class_of_the_table() -> None:
     """Write the table anew as committed_classes.py says where this fails, and judge what changed."""
     assert committed_classes.table() == (Path(__file__).parent / "committed_classes.tsv").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analysis.dataset import open_dataset
-from analysis.report.sections.dataset_comparison import CellPair, Verdict, compare
+from analysis.report.sections.dataset_comparison import CellPair, Verdict, cell_name, compare
 from inpaint_bench.core.paths import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -41,3 +41,18 @@ def test_a_tolerance_above_the_difference_makes_it_none() -> None:
     halved = CellPair(old=found.old, new=found.new | {"runs": slower})
     assert halved.verdict("images_per_s", 0.2) is Verdict.WORSE_BY_MEAN
     assert halved.verdict("images_per_s", 0.6) is Verdict.SIMILAR
+
+
+def test_cells_without_any_figure_fail_a_gate() -> None:
+    """Regression: --fail-on passed with `0 failures` over three cells that it had called not comparable."""
+    runs = open_dataset(RESULTS / "2026-11-23-h200-denoisers").runs
+    assert [text.rpartition(": ")[2] for text in compare(runs, runs).failures(0.03)] == [
+        "the old dataset has neither images/s nor J/image of it"
+    ] * 3
+
+
+def test_a_program_has_no_batch_in_its_name() -> None:
+    """Regression: `H200 \u00b7 command \u00b7 dreambooth batch None`."""
+    runs = open_dataset(RESULTS / "2026-11-23-h200-lora-sdxl").runs
+    (own,) = (each.new for each in compare(runs, runs).pairs if each.new["workload"] == "command")
+    assert cell_name(own) == own["series"]
