@@ -48,9 +48,8 @@ class Report:
 
     @property
     def title(self) -> str:
-        what = (
-            f"{self.subject} on {self.gpus}" if self.subject else "No run"
-        )  # as of a dataset whose runs were left out
+        # A dataset whose runs were all left out has no subject.
+        what = f"{self.subject} on {self.gpus}" if self.subject else "No run"
         text = ", ".join(filter(None, [what, self.days]))
         return f"Demonstration: {text}" if self.demonstration else text
 

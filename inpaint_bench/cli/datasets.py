@@ -134,7 +134,8 @@ def run_compare(
     if not comparison.pairs:
         first, second = (data.runs["gpu"].drop_nulls().unique() for data in (before, after))
         shared = {*before.runs["workload"]} & {*after.runs["workload"]}
-        hint = f"; --gpu {first[0]},{second[0]} compares two cards" if shared and not {*first} & {*second} else ""
+        differ = shared and len(first) and len(second) and not {*first} & {*second}
+        hint = f"; --gpu {first[0]},{second[0]} compares two cards" if differ else ""
         both = f"{old} and {new or old} have no cell in common"
         raise UserError(f"{both}: no work, GPU, recipe and batch has valid runs in both{hint}")
     build = TableBuilder(runs=after.runs)
