@@ -47,7 +47,7 @@ from launchers.sweep.sweep_record import (
 log = logging.getLogger(__name__)
 
 MAX_COUNTED = 10**6  # values of one key; more are not counted
-_OF_THE_SWEEP = (*SWEEP_KEYS, "out", "name", "hydra", "study")
+_OF_THE_SWEEP = (*SWEEP_KEYS, "hydra", "study")
 
 
 # Nothing about GPUs or sites: Hydra 1.3 ignores what a point changes below hydra.launcher.
@@ -105,6 +105,11 @@ class SweepSweeper(Sweeper):
         overrides = parser.parse_overrides([*parameters, *arguments])
         study = self.config.get("study")
         grid = grid_points(study) if study and study.grid else [[]]
+        for override in filter(Override.is_sweep_override, overrides):
+            if not override.is_discrete_sweep() or next(override.sweep_string_iterator(), None) is None:
+                raise UserError(
+                    f"{override.input_line}: gives no values; list them, such as -m {override.key_or_group}=a,b"
+                )
         self._check_size(overrides, len(grid))
         points = [split_choices(point) for point in merge_typed(grid, expand_sweep(overrides))]
         for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` if the shell has no such variable

@@ -219,8 +219,8 @@ STUDIES: dict[str, Callable[[str, Sequence[str]], list[list[str]]]] = {
 
 def _parts(*steps: str) -> list[str]:
     """Split `a+b` steps into YAMLs and, after them, `key=value`: the order in which Hydra applies them."""
-    parts = [part for step in steps for part in step.split("+")]
-    return sorted(parts, key=lambda part: "=" in part)
+    parts = {part.partition("=")[0]: part for step in steps for part in step.split("+")}  # the last value counts
+    return sorted(parts.values(), key=lambda part: "=" in part)
 
 
 def sweep(study: str, base: str, steps: Sequence[str]) -> str:
