@@ -70,12 +70,14 @@ def check_device(bench: BenchConfig) -> None:
 
 def check_telemetry(bench: BenchConfig) -> None:
     """Raise UserError if the sidecar would have nothing to sample or to replay."""
-    source = bench.telemetry.source
+    source, capture = bench.telemetry.source, bench.telemetry.capture
+    if source != "replay" and capture:
+        raise UserError(f"telemetry.capture={capture}: only telemetry=replay reads it, and this is telemetry={source}")
     if source != "nvml" and bench.telemetry.power_limit_w is not None:
         raise UserError(f"telemetry.power_limit_w: telemetry={source} has no GPU to limit: set telemetry=nvml")
     if source == "nvml" and bench.recipe.device == "cpu":
         raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
-    if source == "replay" and not (bench.telemetry.capture or bench.gpu.capture):
+    if source == "replay" and not (capture or bench.gpu.capture):
         raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
 
 
