@@ -32,6 +32,11 @@ from .files import expand_path, read_json
 from .key_docs import key_elsewhere
 from .paths import conf_dir, testbed_dir
 
+_NOT_READ = {
+    "prepare": "no run reads it; it is a key of `inpaint-bench prepare`",
+    "identity": "is filled in by the launcher; leave it out",
+}
+
 
 def register() -> None:
     """Register the root schema and the resolvers of our configuration files; may be called again."""
@@ -103,6 +108,8 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
         except HydraException:
             raise UserError(explain_override(line)) from None
         key, typed = override.key_or_group, line.partition("=")[2]
+        if unread := _NOT_READ.get(key.partition(".")[0]):
+            raise UserError(f"{line}: {unread}")
         if key.startswith("hydra.run." if multirun else "hydra.sweep."):
             right = "a sweep with -m has hydra.sweep.dir" if multirun else "a run without -m has hydra.run.dir"
             raise UserError(f"{line}: is not read; {right}")
@@ -227,6 +234,8 @@ def explain_override(line: str) -> str:
     if value.startswith("[") and not value.endswith("]"):
         whole = "+".join(re.findall(r"[\w.-]+", value)) if key == "recipe" else f"[{value.strip('[]')}]"
         return f"{line}: a bracket is missing; write {key}={whole}"
+    if value.startswith("[") and "=" in value:
+        return f"{line}: a list of texts has quotes within: '{key}=[\"{value.strip('[]')}\"]'"
     # Quotes that the shell leaves: for file names with a tilde, comma or bracket.
     quoted = f"{key}='\"{value}\"'"
     return (

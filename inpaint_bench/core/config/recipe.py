@@ -19,7 +19,7 @@ from typing import Any
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 
-from .bench import BenchConfig, WorkloadConfig
+from .bench import BenchConfig, StudyConfig, WorkloadConfig
 from .levers import CAPABILITIES, FIELDS, LEVERS, RecipeConfig, capabilities, lever_name
 from .validation import did_you_mean
 
@@ -205,6 +205,14 @@ def lever_names(name: str) -> frozenset[str]:
 
 
 # --- studies: from a list of levers to a list of recipes ------------------------------------------
+
+
+def check_study(bench: BenchConfig) -> None:
+    """Raise UserError for keys that only a study of levers reads."""
+    for key in ("levers", "base") if bench.study.name not in STUDIES else ():
+        if (value := getattr(bench.study, key)) != getattr(StudyConfig(), key):
+            studies = " or ".join(f"study={name}" for name in STUDIES)
+            raise UserError(f"study.{key}={value}: study={bench.study.name} reads no levers and no base; add {studies}")
 
 
 STUDIES: dict[str, Callable[[str, Sequence[str]], list[list[str]]]] = {
