@@ -12,6 +12,7 @@ from inpaint_bench.commands.repetitions import add_repetitions
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import echo, echo_json, output, pluralize
 from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.schema import Reason
 from launchers.remote import client
 from launchers.remote.client import RemoteError, RemoteSweep, SweepReply
@@ -39,7 +40,7 @@ def run_rerun(
     as_json: bool,
 ) -> None:
     """Submit again what the sweep lacks. Raises UserError, and PointsFailedError for points of unknown state."""
-    changes = changes or []
+    changes = split_choices(changes or [])
     if as_json:
         if not dry_run:
             raise UserError("--json: only together with --dry-run; `status --json` tells what was submitted")

@@ -24,7 +24,7 @@ MAX_RECORD_BYTES = 2**28  # largest file that is read as a whole; a ledger of 10
 
 def expand_path(text: str) -> Path:
     """Return a path of the configuration with `~` and `$VARIABLE` replaced, as the machine that reads it has them."""
-    return Path(os.path.expandvars(text)).expanduser()
+    return Path(os.path.expanduser(os.path.expandvars(text)))  # noqa: PTH111 - pathlib raises for an unknown user
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, follow_links: bool = False, mode: int = 0o666) -> int:

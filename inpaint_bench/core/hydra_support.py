@@ -32,7 +32,10 @@ from .files import expand_path, read_json
 from .key_docs import key_elsewhere
 from .paths import conf_dir, testbed_dir
 
-_RESOLVER_PREFIX = "UserError raised while resolving interpolation: "
+_NOT_READ = {
+    "prepare": "no run reads it; it is a key of `inpaint-bench prepare`",
+    "identity": "is filled in by the launcher; leave it out",
+}
 
 
 def register() -> None:
@@ -105,6 +108,8 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
         except HydraException:
             raise UserError(explain_override(line)) from None
         key, typed = override.key_or_group, line.partition("=")[2]
+        if unread := _NOT_READ.get(key.partition(".")[0]):
+            raise UserError(f"{line}: {unread}")
         if key.startswith("hydra.run." if multirun else "hydra.sweep."):
             right = "a sweep with -m has hydra.sweep.dir" if multirun else "a run without -m has hydra.run.dir"
             raise UserError(f"{line}: is not read; {right}")
@@ -191,14 +196,23 @@ def explain(error: Exception, prefix: str = "") -> str:
     if isinstance(error, OverrideParseException):
         return explain_override(str(error.override))
     message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    if twice := re.match(r"Could not append to config. An item is already at '(.*?)'", message) or re.match(
-        r"(\S+) appears more than once in the final defaults list", message
+    if twice := re.match(
+        r"Could not append to config. An item is already at '(.*?)'|Multiple values for (\S+)\. "
+        r"|(\S+) appears more than once in the final defaults list",
+        message,
     ):
-        return f"+{twice[1]}: {twice[1]} has a value already; leave out the +"
+        key = twice[twice.lastindex or 0]
+        return f"+{key}: {key} has a value already; leave out the +"
+    if kept := re.match(r"Could not delete from config. '(.*?)' does|Error merging override ~(\S+)", message):
+        key = (kept[1] or kept[2]).partition("=")[0]
+        return f"~{key}: cannot be deleted; {key}=null unsets a text or a number that may be absent"
     if "nterpolation" in message and (missing := re.search(r"\$\{([^}]*)\}|[Ii]nterpolation key '([^']*)'", message)):
         name = missing[1] or missing[2]
         return f"${{{name}}}: no such key; in a shell, a variable stands between double quotes or none"
-    return message.removeprefix(_RESOLVER_PREFIX)
+    place = re.search(r" full_key: (\S+)( reference_type=\S+)?( object_type=\S+)?$", message)
+    text = re.sub(r"^\w+ raised while resolving interpolation: ", "", message[: place.start()] if place else message)
+    text = text.strip('"')
+    return f"{place[1]}: {text}" if place else text
 
 
 def explain_override(line: str) -> str:
@@ -214,9 +228,14 @@ def explain_override(line: str) -> str:
         return f"{line}: the shell left the ~ as it is; write {key}=$HOME{value.removeprefix('~')}"
     if value.endswith(","):
         return f"{line}: ends with a comma; write several values without spaces, such as {key}=a,b"
+    if key == "recipe" and re.search(r"[\[,],|,[\],]", f"{value},"):
+        joined = re.sub(r"choice|[][()\\]", "", value).replace(",", "+")
+        return f"recipe={joined}: a name is missing beside a +"
     if value.startswith("[") and not value.endswith("]"):
         whole = "+".join(re.findall(r"[\w.-]+", value)) if key == "recipe" else f"[{value.strip('[]')}]"
         return f"{line}: a bracket is missing; write {key}={whole}"
+    if value.startswith("[") and "=" in value:
+        return f"{line}: a list of texts has quotes within: '{key}=[\"{value.strip('[]')}\"]'"
     # Quotes that the shell leaves: for file names with a tilde, comma or bracket.
     quoted = f"{key}='\"{value}\"'"
     return (

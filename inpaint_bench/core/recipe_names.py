@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .config.levers import LEVERS
 from .config.recipe import BASELINE, EARLIER, bundles_by_levers, has_plain_bundle, list_parts
+from .errors import UserError
 from .workloads import declarations
 
 if TYPE_CHECKING:
@@ -38,11 +39,19 @@ def split_choices(overrides: Sequence[str]) -> list[str]:
     """Replace `recipe=[tf32,num_workers=8]`, a point of a study, by what Hydra composes.
 
     That is `recipe=[baseline,tf32]` and `recipe.num_workers=8`; no `baseline` for a workload without such a bundle.
+    Raises UserError for a key that is given beside the recipe too.
     """
     values = dict(override.partition("=")[::2] for override in overrides)
     declared = declarations().get(values.get("workload", "finetune_inpaint"))
     plain = declared is None or not has_plain_bundle(declared.Config)
-    return [part for override in overrides for part in _split_choice(list_parts(override), without_bundle=plain)]
+    split = [[*_split_choice(list_parts(override), without_bundle=plain)] for override in overrides]
+    given = {override.lstrip("+").partition("=")[0]: override for override in overrides}
+    for override, made in zip(overrides, split, strict=True):
+        keys = [part.partition("=")[0] for part in made[1:]]
+        if twice := [key for index, key in enumerate(keys) if key in given or key in keys[:index]]:
+            others = f" and {given[twice[0]]}" if twice[0] in given else ""
+            raise UserError(f"{twice[0]} is given twice, in {override}{others}; keep one of them".replace("\\", ""))
+    return [part for made in split for part in made]
 
 
 def _split_choice(override: str, *, without_bundle: bool) -> Iterator[str]:

@@ -5,6 +5,7 @@ They are looked at only if this machine runs the point or shares its file system
 
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 from inpaint_bench.core.config.bench import BenchConfig
@@ -21,8 +22,10 @@ from inpaint_bench.models.weights_folder import (
     check_model,
     check_readable,
     check_weights_folder,
+    read_header,
     weights_path,
 )
+from inpaint_bench.telemetry.nvml.replay import SUFFIX, load
 
 from .site_catalog import Reachability
 
@@ -43,6 +46,10 @@ class InputPaths:
             check_channels(bench.model.name, bench.model.input_channels(None), allowed)
         if quality.clip_model:
             check_hub_id("quality.clip_model", quality.clip_model)
+        capture = bench.telemetry.capture or bench.gpu.capture
+        is_packaged = capture and not capture.endswith(SUFFIX)  # the same at every site
+        if bench.telemetry.source == "replay" and (is_packaged or is_visible(site, reachability)):
+            self._once(("capture", capture), lambda: _check_capture(bench))
         if not is_visible(site, reachability):
             return
         if runs_this_python(site, reachability):
@@ -61,6 +68,8 @@ class InputPaths:
         for key, path in (file_paths("quality", quality) | file_paths("workload", bench.workload)).items():
             if key != "quality.clip_model" and (problem := why_unreadable(expand_path(path))):
                 raise UserError(f"{key}={path}: cannot be read ({problem})")
+        for key, path in file_paths("workload", bench.workload).items():
+            self._once((key, path), partial(_check_weights_file, key, path))
         if quality.clip_model:
             folder, label = weights_path(quality.clip_model), f"quality.clip_model={quality.clip_model}"
             if not folder.is_dir():
@@ -71,6 +80,22 @@ class InputPaths:
         if key not in self._checked:
             check()
             self._checked.add(key)
+
+
+def _check_weights_file(key: str, path: str) -> None:
+    try:
+        read_header(expand_path(path))
+    except ValueError as error:
+        raise UserError(f"{key}={path}: is no file of weights ({error})") from None
+
+
+def _check_capture(bench: BenchConfig) -> None:
+    """Raise UserError for a recording that the sidecar could not play."""
+    given = bench.telemetry.capture
+    try:
+        load(given or bench.gpu.capture or "")
+    except ValueError as error:
+        raise UserError(f"{'telemetry' if given else 'gpu'}.capture={given or bench.gpu.capture}: {error}") from None
 
 
 def is_visible(site: SiteConfig, reachability: Reachability) -> bool:

@@ -23,7 +23,7 @@ from .point import Point
 
 # the same for all points of a sweep
 SWEEP_KEYS = (
-    *("wait", "dry_run", "max_points", "budget", "notify"),
+    *("out", "name", "wait", "dry_run", "max_points", "budget", "notify"),
     *("repeats", "repeats_target", "repeats_max", "order_seed", "points_per_job"),
 )
 AUTO = "auto"

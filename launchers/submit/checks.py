@@ -50,6 +50,8 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
         recipe.check_device(point.bench)
         recipe.check_telemetry(point.bench)
         recipe.check_data(point.bench)
+        if is_new:
+            recipe.check_study(point.bench)
         if (problem := lever_problem(point.bench)) and point.bench.study.name not in recipe.STUDIES:
             if is_new:
                 raise UserError(problem)

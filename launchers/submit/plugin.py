@@ -18,6 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
+from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -47,7 +48,7 @@ from launchers.sweep.sweep_record import (
 log = logging.getLogger(__name__)
 
 MAX_COUNTED = 10**6  # values of one key; more are not counted
-_OF_THE_SWEEP = (*SWEEP_KEYS, "out", "name", "hydra", "study")
+_OF_THE_SWEEP = (*SWEEP_KEYS, "hydra", "study")
 
 
 # Nothing about GPUs or sites: Hydra 1.3 ignores what a point changes below hydra.launcher.
@@ -105,6 +106,7 @@ class SweepSweeper(Sweeper):
         overrides = parser.parse_overrides([*parameters, *arguments])
         study = self.config.get("study")
         grid = grid_points(study) if study and study.grid else [[]]
+        _refuse_no_values(overrides)
         self._check_size(overrides, len(grid))
         points = [split_choices(point) for point in merge_typed(grid, expand_sweep(overrides))]
         for key in ("out", "hydra.sweep.dir"):  # as `out=$OUT` if the shell has no such variable
@@ -153,6 +155,16 @@ class SweepSweeper(Sweeper):
         raise UserError(f"{count} are more than max_points={limit}; with max_points={total} the launch takes them")
 
 
+def _refuse_no_values(overrides: Sequence[Override]) -> None:
+    for override in filter(Override.is_sweep_override, overrides):
+        try:
+            has_values = override.is_discrete_sweep() and next(override.sweep_string_iterator(), None) is not None
+        except HydraException:  # glob() in a study's grid
+            has_values = False
+        if not has_values:
+            raise UserError(f"{override.input_line}: gives no values; list them: {override.key_or_group}=a,b")
+
+
 def grid_points(study: StudyConfig) -> list[list[str]]:
     """Return the overrides of every combination of every line, in order. Raises UserError."""
     if study.name in STUDIES or study.levers or study.base != StudyConfig.base:
@@ -164,12 +176,14 @@ def grid_points(study: StudyConfig) -> list[list[str]]:
         try:
             overrides = [list_parts(override) for override in shlex.split(line)]
             refuse_wrong_overrides(overrides, [conf_dir()], multirun=True)
+            lines = OverridesParser.create().parse_overrides(overrides)
+            _refuse_no_values(lines)
         except (UserError, ValueError) as error:  # ValueError: a quote is not closed
             raise UserError(f"study.grid[{number}]: {error}") from None
         for override in overrides:
             if override_key(override).partition(".")[0] in _OF_THE_SWEEP:
                 raise UserError(f"study.grid[{number}]: {override}: holds for a whole sweep; give it to the launch")
-        points += expand_sweep(OverridesParser.create().parse_overrides(overrides))
+        points += expand_sweep(lines)
     if twice := [point for index, point in enumerate(points) if set(point) in map(set, points[:index])]:
         raise UserError(f"study.grid: {' '.join(twice[0])} is in it twice; repeats=2 runs each point twice")
     return points

@@ -20,6 +20,8 @@ from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import console, pluralize, sanitize, table
 from inpaint_bench.core.errors import PointsFailedError, UserError
+from inpaint_bench.core.hydra_support import refuse_wrong_overrides
+from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PointState, Reason
 from launchers.points.compose import Composer, composer, parsed
 from launchers.points.placement import node_mem_gb
@@ -247,6 +249,7 @@ def check_changes(changes: Sequence[str], *, repeating: bool = False) -> None:
         key = parsed(change).key_or_group.partition(".")[0].partition("/")[0]
         if key in refused:
             raise UserError(f"{change}: {refused[key]}")
+    refuse_wrong_overrides(changes, [conf_dir()], multirun=False)
 
 
 # --- actions by failure reason -------------------------------------------------------------------

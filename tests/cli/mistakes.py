@@ -174,10 +174,45 @@ OVERRIDES = [
     ),
     ("sites.delta.storage.scratch=", "storage.scratch='': must be an absolute path at the site"),
     (f"{LOCAL} sites.local.environment.container.command=docker", "not one of apptainer, singularity"),
+    ("gpu=a40 'batch=${gpu.memory_gb}'", "batch=48.0: must be an integer, or auto"),
+    ("gpu=a40 data=folder 'data.root=${data.root}'", "data.root: Recursive interpolation detected"),
+    (f"{LOCAL} data=folder 'data.root=\"~nobody2/x\"'", "data.root=~nobody2/x: no such folder"),
+    ("gpu=a40 +recipe=tf32", "+recipe: recipe has a value already; leave out the +"),
+    ("gpu=a40 ~data.captions", "~data.captions: cannot be deleted; data.captions=null unsets"),
+    ("gpu=a40 ~recipe.num_workers", "~recipe.num_workers: cannot be deleted"),
 ]
 
 # Other command lines, and what the answer has to say.
 COMMANDS = [
+    (
+        "launch -m gpu=h200 recipe=tf32+num_workers=8 recipe.num_workers=4",
+        "recipe.num_workers is given twice, in recipe=[tf32,num_workers=8] and recipe.num_workers=4; keep one of them",
+    ),
+    ("launch gpu=cpu recipe=cpu+num_workers=8+num_workers=4", "recipe.num_workers is given twice, in recipe=[cpu,num"),
+    (
+        "launch -m gpu=h200 study=ladder study.levers=[num_workers=8] recipe.num_workers=4",
+        "recipe.num_workers is given twice, in recipe=[baseline,num_workers=8] and recipe.num_workers=4",
+    ),
+    ("launch -m gpu=h200 recipe=baseline,tf32+num_workers=4+", "a name is missing beside a +"),
+    ("launch -m gpu=h200 recipe=baseline++tf32", "recipe=baseline++tf32: a name is missing beside a +"),
+    ("launch -m gpu=h200 'batch=glob(*)'", "batch=glob(*): gives no values; list them: batch=a,b"),
+    (
+        "launch -m study.name=x 'study.grid=[\"gpu=glob(a*)\"]'",
+        "study.grid[0]: gpu=glob(a*): gives no values; list them: gpu=a,b",
+    ),
+    ("launch -m gpu=h200 'study.grid=[batch=8]'", "a list of texts has quotes within: 'study.grid=[\"batch=8\"]'"),
+    (
+        "launch -m gpu=h200 study.levers=[tf32]",
+        "study.levers=['tf32']: study=none reads no levers and no base; add study=",
+    ),
+    ("launch -m gpu=h200 study.base=tuned", "study.base=tuned: study=none reads no levers and no base; add study="),
+    ("launch -m gpu=h200 prepare.out=x", "prepare.out=x: no run reads it; it is a key of `inpaint-bench prepare`"),
+    ("launch -m gpu=h200 identity.attempt=2", "identity.attempt=2: is filled in by the launcher; leave it out"),
+    ("launch -m gpu=h200 'batch=interval(1,4)'", "batch=interval(1,4): gives no values; list them"),
+    ("launch -m gpu=h200 'batch=${oc.env:NOWHERE}'", "batch: Environment variable 'NOWHERE' not found"),
+    ("launch -m gpu=h200 out=a,b", "out differs between points, and a sweep has one"),
+    ("launch -m gpu=h200 name=a,b", "name differs between points, and a sweep has one"),
+    ("launch -m gpu=h200 telemetry.capture=h200", "capture=h200: only telemetry=replay reads it, and this is"),
     ("launch -m gpu=h200 recipe=tf32+num_worker=8", "recipe.num_worker: no such key ... mean num_workers?"),
     ("launch gpu=h200 recipe=[tf32,num_workers=x]", "recipe.num_workers=x: must be an integer between 0 and 256"),
     # a launch answers wrong overrides as above

@@ -19,7 +19,7 @@ from typing import Any
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
 
-from .bench import BenchConfig, WorkloadConfig
+from .bench import BenchConfig, StudyConfig, WorkloadConfig
 from .levers import CAPABILITIES, FIELDS, LEVERS, RecipeConfig, capabilities, lever_name
 from .validation import did_you_mean
 
@@ -70,12 +70,14 @@ def check_device(bench: BenchConfig) -> None:
 
 def check_telemetry(bench: BenchConfig) -> None:
     """Raise UserError if the sidecar would have nothing to sample or to replay."""
-    source = bench.telemetry.source
+    source, capture = bench.telemetry.source, bench.telemetry.capture
+    if source != "replay" and capture:
+        raise UserError(f"telemetry.capture={capture}: only telemetry=replay reads it, and this is telemetry={source}")
     if source != "nvml" and bench.telemetry.power_limit_w is not None:
         raise UserError(f"telemetry.power_limit_w: telemetry={source} has no GPU to limit: set telemetry=nvml")
     if source == "nvml" and bench.recipe.device == "cpu":
         raise UserError("telemetry=nvml samples a GPU, and this run uses none: set telemetry=none")
-    if source == "replay" and not (bench.telemetry.capture or bench.gpu.capture):
+    if source == "replay" and not (capture or bench.gpu.capture):
         raise UserError("telemetry=replay needs telemetry.capture=<name or file of a capture>, or set telemetry=none")
 
 
@@ -205,6 +207,14 @@ def lever_names(name: str) -> frozenset[str]:
 # --- studies: from a list of levers to a list of recipes ------------------------------------------
 
 
+def check_study(bench: BenchConfig) -> None:
+    """Raise UserError for keys that only a study of levers reads."""
+    for key in ("levers", "base") if bench.study.name not in STUDIES else ():
+        if (value := getattr(bench.study, key)) != getattr(StudyConfig(), key):
+            studies = " or ".join(f"study={name}" for name in STUDIES)
+            raise UserError(f"study.{key}={value}: study={bench.study.name} reads no levers and no base; add {studies}")
+
+
 STUDIES: dict[str, Callable[[str, Sequence[str]], list[list[str]]]] = {
     # the base, and the base with each step alone
     "one_at_a_time": lambda base, steps: [_parts(base), *(_parts(base, step) for step in steps)],
@@ -219,8 +229,8 @@ STUDIES: dict[str, Callable[[str, Sequence[str]], list[list[str]]]] = {
 
 def _parts(*steps: str) -> list[str]:
     """Split `a+b` steps into YAMLs and, after them, `key=value`: the order in which Hydra applies them."""
-    parts = [part for step in steps for part in step.split("+")]
-    return sorted(parts, key=lambda part: "=" in part)
+    parts = {part.partition("=")[0]: part for step in steps for part in step.split("+")}  # the last value counts
+    return sorted(parts.values(), key=lambda part: "=" in part)
 
 
 def sweep(study: str, base: str, steps: Sequence[str]) -> str:

@@ -241,6 +241,10 @@ class TestStudy:
         made = recipe.sweep("ladder", "baseline", ["num_workers=8", "tf32"])
         assert made == r"[baseline],[baseline,num_workers\=8],[baseline,tf32,num_workers\=8]"
 
+    def test_last_number_of_a_key_counts(self) -> None:
+        made = recipe.sweep("ladder", "tf32+num_workers=4", ["num_workers=8"])
+        assert made == r"[tf32,num_workers\=4],[tf32,num_workers\=8]"
+
     def test_choice_of_a_point_is_split_into_files_and_keys(self) -> None:
         point = ["batch=8", "recipe=[baseline,tf32,'num_workers=8',accumulate\\=2]", "seed=1"]
         split = split_choices(point)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from inpaint_bench.cli import app
 from inpaint_bench.core.errors import UserError
@@ -64,6 +65,17 @@ class TestData:
         assert "this run needs 4 to train on and 2 held out" in refused(*given)
 
 
+def test_recording_that_cannot_be_played(refused, tmp_path: Path) -> None:
+    assert "telemetry.capture=nowhere: no capture 'nowhere'; available: a100" in refused(
+        "telemetry=replay", "telemetry.capture=nowhere"
+    )
+    (file := tmp_path / "a.json.gz").touch()
+    assert f"telemetry.capture={file}: {file} is not a readable" in refused(
+        "telemetry=replay", f"telemetry.capture={file}"
+    )
+    assert "gpu.capture=x: no capture 'x'" in refused("telemetry=replay", "gpu.capture=x")
+
+
 class TestWeights:
     def test_folder_that_is_no_pipeline(self, refused, tmp_path: Path) -> None:
         from inpaint_bench.models.pipeline_folder import save_pipeline
@@ -109,6 +121,8 @@ class TestWeights:
         message = f"workload.weights={weights}: cannot be read (No such file or directory)"
         assert message in refused(*volumes, f"workload.weights={weights}")
         weights.touch()
+        assert f"workload.weights={weights}: is no file of weights" in refused(*volumes, f"workload.weights={weights}")
+        save_file({}, weights)
         other = (f"workload.weights={weights}", "workload.compared_volumes=2", "workload.other_weights=none")
         assert "workload.other_weights=none: cannot be read" in refused(*volumes, *other)
 

@@ -251,6 +251,16 @@ def test_damaged_sweep_record_is_refused_by_every_command(wrong, message, capsys
         assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize("inside", ["", "0/attempt-1"])
+def test_single_run_into_a_sweep_is_refused(inside, capsys, tmp_path):
+    """Regression: its manifest took the place of that of a point."""
+    replace_json(tmp_path / "sweep.json", SWEEP)
+    overrides = ["gpu=cpu", "recipe=cpu", "telemetry=none", "model=tiny_inpaint", "data.resolution_px=64"]
+    assert main([*overrides, f"hydra.run.dir={tmp_path / inside}"]) == 2
+    assert f"belongs to the sweep {tmp_path}, whose runs it would mix" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
+
+
 def test_sweep_that_was_moved_to_such_a_directory_is_not_rerun(capsys, tmp_path):
     replace_json(tmp_path / "a:b" / "sweep.json", SWEEP)
     for options in ([], ["--dry-run"]):

@@ -51,6 +51,9 @@ def planned_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("study=ladder", "launch another one"),
         ("repeats=3", "use --repeats N"),
         ("repeats_max=3", "only --repeats auto"),
+        ("batch=4,8", "several values need -m"),
+        ("~recipe", "needs the name of a lever"),
+        ("prepare.out=x", "no run reads it"),
     ],
 )
 def test_keys_that_a_rerun_must_not_change_are_refused(planned, change, reason, capsys):
@@ -68,6 +71,13 @@ def test_misspelt_override_is_reported_even_if_nothing_is_submitted(planned, cap
     assert "Did you mean batch?" in capsys.readouterr().err
     assert app.main(["rerun", str(planned), "batch=16"]) == 0
     assert "Nothing to submit" in capsys.readouterr().out
+
+
+def test_recipe_of_a_rerun_is_spelt_as_in_a_launch(planned_batches, capsys):
+    assert app.main(["rerun", str(planned_batches), "--dry-run", "recipe=tf32+num_workers=2"]) == 0
+    assert "recipe.num_workers=2" in capsys.readouterr().out
+    assert app.main(["rerun", str(planned_batches), "recipe=tf32+num_workers=2", "recipe.num_workers=4"]) == 2
+    assert "recipe.num_workers is given twice" in capsys.readouterr().err
 
 
 def test_points_that_a_change_makes_equal_are_refused(planned_batches, capsys):
