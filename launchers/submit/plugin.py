@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from inpaint_bench.core.config.bench import BenchConfig, StudyConfig
 from inpaint_bench.core.config.recipe import STUDIES, list_parts
+from inpaint_bench.core.config.recipe import name as recipe_name
 from inpaint_bench.core.console import list_some, output, pluralize, shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import refuse_wrong_overrides
@@ -302,11 +303,14 @@ class SweepLauncher(Launcher):
         recipes = [override for override in typed_overrides if override.split("=")[0] == "recipe"]
         if study != "none" and recipes and not grid:
             raise UserError(f"{recipes[0]}: study={study} makes the recipes itself; study.base=<recipe> names its base")
+        named = {override for cell in cells for override in cell.overrides if override_key(override) == "site"}
         places: set[tuple[str, ...]] = set()
         for cell in cells:  # a site that is chosen, and one that is named, may be the same
             others = sorted(override for override in cell.overrides if override_key(override) != "site")
             if (place := (cell.site.name, *others)) in places:
-                raise UserError(f"site: two points at {cell.site.name} are the same; name each site once")
+                if len(named) > 1:
+                    raise UserError(f"site: two points at {cell.site.name} are the same; name each site once")
+                raise UserError(f"two points are the same, with recipe {recipe_name(cell.bench)}; keep one of them")
             places.add(place)
         for key in SWEEP_KEYS:
             if len({getattr(cell.bench, key) for cell in cells}) > 1:

@@ -295,6 +295,10 @@ COMMANDS = [
     ("launch -m sites.grace.template=nope.sh.j2 dry_run=true", "template nope.sh.j2:  ... have: base.sh.j2"),
     ("launch -m sites.grace.connect.slurm_conf=a,b dry_run=true", "sites.grace.connect differs between points"),
     ("launch -m gpu=h200 site=auto,delta", "site: two points at delta are the same; name each site once"),
+    (
+        "launch -m site=local gpu=h200 study=ladder study.base=tf32+num_workers=4 study.levers=[tf32]",
+        "two points are the same, with recipe baseline+tf32; keep one of them",
+    ),
     ("launch -m wait=true,false dry_run=true", "wait differs between points"),
     ("launch -m notify.mail=a@x.org,b@x.org", "notify differs between points, and a sweep has one"),
     (f"launch {LOCAL} notify.mail=me", "notify needs -m"),
