@@ -294,8 +294,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="Making images with SD 1.5 and SD 2 on an H200",
         dataset="2026-11-28-h200-breadth",
         text="The setting of the NeMo page. The CPU of this host launches kernels too slowly: the GPU is busy 26 to "
-        "74 %, calls of a run differ by 15 to 58 %, and the H100 above is faster in every cell. These are times of the "
-        "host, not of the card.",
+        "74 %, calls of a run differ by 15 to 58 %, and the H100 above is faster in each cell that it has. These are "
+        "times of the host, not of the card.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=(*MADE_IMAGES, BUSY),
         cases=images,

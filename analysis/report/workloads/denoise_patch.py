@@ -61,7 +61,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
     extremes = [
         f"{_denoisers.network(cases, take)}: {_case(fastest)} is the fastest, {_case(least)} needs the least memory."
         for take, fastest, least in choices
-        # Of one case each there is nothing to choose, and a CPU's memory is not measured.
+        # One case of each network leaves nothing to choose, and a CPU's memory is not measured.
         if cases.height > len(choices) and least["allocated_peak_mib"] is not None
     ]
     return Section(

@@ -13,7 +13,7 @@ from ._denoisers import SETTING
 
 RATES = {"mpx_per_s": "Mpx/s"}
 PREDICTED_HEIGHT_PX = 2048
-_ALIKE = ("model", "gpu", "gpus", "recipe", "batch")  # of cases whose peaks are compared
+_ALIKE = ("model", "gpu", "gpus", "recipe", "batch")  # keys that two cases must share if their peaks are compared
 
 
 def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> Section:
@@ -47,7 +47,7 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
 
 
 def _largest(cases: pl.DataFrame) -> pl.DataFrame:
-    """Return of each network and setting, at once and in tiles, one of the largest images, the least memory first."""
+    """Return one of the largest images of each network and setting, at once and in tiles, the least memory first."""
     known = cases.drop_nulls(["time_ms", "allocated_peak_mib"]).sort("allocated_peak_mib", -pl.col("width_px"))
     wide = known.filter(pl.col("width_px") >= 0.95 * pl.col("width_px").max().over("model"))
     tiled = (pl.col("calls") > 1).alias("tiled")

@@ -139,8 +139,8 @@ def check(value: Any, path: str = "") -> None:
         raise UserError(no_such_key(f"{prefix}{name}", names))
     for spec in fields(value):
         item = getattr(value, spec.name)
-        # OmegaConf lets an interpolation give it anything.
-        if spec.type == "int | str" and (isinstance(item, bool) or not isinstance(item, int | str)):
+        # OmegaConf lets an interpolation give it anything. The type is a text if its module postpones annotations.
+        if str(spec.type) == "int | str" and (isinstance(item, bool) or not isinstance(item, int | str)):
             raise UserError(f"{prefix}{spec.name}={item}: must be an integer, or auto")
         if item is not None or "time_limit" in spec.metadata:
             setattr(value, spec.name, check_field(f"{prefix}{spec.name}", item, spec.metadata))
