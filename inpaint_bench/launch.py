@@ -23,7 +23,6 @@ from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.hydra_support import refuse_hidden_files, refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.schema import SWEEP
 from inpaint_bench.run.task import task
 from inpaint_bench.telemetry.driver import DriverError
 from inpaint_bench.telemetry.nvml.real import RealNvml
@@ -109,7 +108,7 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
     from launchers.points.site_catalog import refuse_unused_keys
     from launchers.submit.checks import check_packages, check_points
     from launchers.submit.estimates import estimate, leave_out
-    from launchers.sweep.sweep_record import LaunchContext
+    from launchers.sweep.sweep_record import LaunchContext, refuse_within_sweep
 
     extra, name = [str(typed.config_dir.absolute())] if typed.config_dir else [], typed.config_name or "config"
     of_hydra = [line for line in overrides if line.lstrip("+~").startswith("hydra")]
@@ -126,9 +125,7 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
             hydra_overrides=of_hydra,
         )
         point, folder = compose(0, own), Path(config.hydra.run.dir)
-    own_and_above = folder.absolute(), *folder.absolute().parents
-    if sweep := next((path for path in own_and_above if (path / SWEEP).exists()), None):
-        raise UserError(f"hydra.run.dir={folder}: belongs to the sweep {sweep}, whose runs it would mix; name another")
+    refuse_within_sweep("hydra.run.dir", folder)
     check_packages([point])
     check_points([point], folder, LaunchContext())
     leave_out([point], estimate([point]))

@@ -119,9 +119,9 @@ class SweepSweeper(Sweeper):
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
         if not nearest.is_dir():
             raise UserError(f"hydra.sweep.dir={folder}: {nearest} is a file; a sweep needs a folder")
+        check_unused(folder)
         # Our launcher checks every point itself, and writes the record under the sweep's lock.
         if not isinstance(self.launcher, SweepLauncher):
-            check_unused(folder)
             save_multirun(self.config, folder)
             self.validate_batch_is_legal(points)
         results = self.launcher.launch(points, initial_job_idx=0)

@@ -18,7 +18,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_plain, replace_bytes
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import decode_record, write_record
-from inpaint_bench.core.schema import JOBS, LEDGER, MULTIRUN, SWEEP
+from inpaint_bench.core.schema import JOBS, LEDGER, MANIFEST, MULTIRUN, SWEEP
 
 from .attempt import Attempt
 
@@ -206,6 +206,20 @@ def check_unused(folder: Path) -> None:
         raise UserError(f"{folder} holds a sweep already: choose another hydra.sweep.dir, or `rerun` that one")
     if has_runs(folder):
         raise UserError(f"{folder} holds runs of a sweep without its {SWEEP}: choose another hydra.sweep.dir")
+    if (folder / MANIFEST).exists():
+        raise UserError(f"{folder} holds a run without a sweep: choose another hydra.sweep.dir")
+    if any(any(folder.glob(f"{depth}/{SWEEP}")) for depth in ("*", "*/*")):
+        raise UserError(
+            f"{folder} holds other sweeps: choose another hydra.sweep.dir; with out={folder} it is one in it"
+        )
+    refuse_within_sweep("hydra.sweep.dir", folder)
+
+
+def refuse_within_sweep(key: str, folder: Path) -> None:
+    """Raise UserError if a folder of runs is that of a sweep, or lies in one; `key` names it."""
+    own_and_above = folder.absolute(), *folder.absolute().parents
+    if sweep := next((path for path in own_and_above if (path / SWEEP).exists()), None):
+        raise UserError(f"{key}={folder}: belongs to the sweep {sweep}, whose runs it would mix; name another")
 
 
 def has_runs(folder: Path) -> bool:

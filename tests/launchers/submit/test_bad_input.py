@@ -261,6 +261,25 @@ def test_single_run_into_a_sweep_is_refused(inside, capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
 
 
+@pytest.mark.parametrize(
+    ("used", "folder", "message"),
+    [
+        ("run/manifest.json", "run", "/run holds a run without a sweep: choose another hydra.sweep.dir"),
+        ("runs/day/sweep.json", "runs", "/runs holds other sweeps: choose another hydra.sweep.dir; with out="),
+        ("sweep/sweep.json", "sweep/0", "/sweep, whose runs it would mix; name another"),
+    ],
+)
+def test_sweep_into_a_directory_in_use_is_refused(used, folder, message, capsys, tmp_path):
+    """Regression: it was written beside the files of a run, and among those of another sweep."""
+    (tmp_path / used).parent.mkdir(parents=True)
+    (tmp_path / used).write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    for more in ([], ["dry_run=true"]):
+        assert main(["-m", "gpu=h200", f"hydra.sweep.dir={tmp_path / folder}", *more]) == 2
+        assert message in capsys.readouterr().err
+        assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_sweep_that_was_moved_to_such_a_directory_is_not_rerun(capsys, tmp_path):
     replace_json(tmp_path / "a:b" / "sweep.json", SWEEP)
     for options in ([], ["--dry-run"]):
