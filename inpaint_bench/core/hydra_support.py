@@ -235,7 +235,8 @@ def explain_override(line: str) -> str:
         whole = "+".join(re.findall(r"[\w.-]+", value)) if key == "recipe" else f"[{value.strip('[]')}]"
         return f"{line}: a bracket is missing; write {key}={whole}"
     if value.startswith("[") and "=" in value:
-        return f"{line}: a list of texts has quotes within: '{key}=[\"{value.strip('[]')}\"]'"
+        texts = ",".join(f'"{text}"' for text in re.findall(r'[^",]+', value.strip("[]")))
+        return f"{line}: a list of texts has quotes within: '{key}=[{texts}]'"
     # Quotes that the shell leaves: for file names with a tilde, comma or bracket.
     quoted = f"{key}='\"{value}\"'"
     return (

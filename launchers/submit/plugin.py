@@ -8,8 +8,8 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -213,6 +213,23 @@ def merge_typed(points: Sequence[list[str]], typed: Sequence[list[str]]) -> list
     return merged
 
 
+def _refuse_equal(cells: Sequence[Point]) -> None:
+    """Raise UserError for two points that would run the same at the same site, however each is written."""
+    first: dict[str, Point] = {}
+    for cell in cells:
+        # A bundle has a name, and its levers do not.
+        bench = replace(cell.bench, site=cell.site, sites={}, recipe=replace(cell.bench.recipe, name=""))
+        if (other := first.setdefault(repr(bench), cell)) is cell:
+            continue
+        if sorted(cell.overrides) == sorted(other.overrides):
+            raise UserError(f"two points are the same, with recipe {recipe_name(cell.bench)}; keep one of them")
+        own = [
+            [line for line in one.overrides if line not in two.overrides] for one, two in permutations((other, cell))
+        ]
+        one, two = (" ".join(lines).replace("\\", "") or "no further override" for lines in own)
+        raise UserError(f"{one} and {two} give the same point at {cell.site.name}; keep one of them")
+
+
 class SweepLauncher(Launcher):
     """Submits the points of a sweep to their sites."""
 
@@ -303,15 +320,7 @@ class SweepLauncher(Launcher):
         recipes = [override for override in typed_overrides if override.split("=")[0] == "recipe"]
         if study != "none" and recipes and not grid:
             raise UserError(f"{recipes[0]}: study={study} makes the recipes itself; study.base=<recipe> names its base")
-        named = {override for cell in cells for override in cell.overrides if override_key(override) == "site"}
-        places: set[tuple[str, ...]] = set()
-        for cell in cells:  # a site that is chosen, and one that is named, may be the same
-            others = sorted(override for override in cell.overrides if override_key(override) != "site")
-            if (place := (cell.site.name, *others)) in places:
-                if len(named) > 1:
-                    raise UserError(f"site: two points at {cell.site.name} are the same; name each site once")
-                raise UserError(f"two points are the same, with recipe {recipe_name(cell.bench)}; keep one of them")
-            places.add(place)
+        _refuse_equal(cells)
         for key in SWEEP_KEYS:
             if len({getattr(cell.bench, key) for cell in cells}) > 1:
                 raise UserError(f"{key} differs between points, and a sweep has one")

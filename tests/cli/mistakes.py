@@ -200,6 +200,10 @@ COMMANDS = [
         "launch -m study.name=x 'study.grid=[\"gpu=glob(a*)\"]'",
         "study.grid[0]: gpu=glob(a*): gives no values; list them: gpu=a,b",
     ),
+    (
+        "launch -m gpu=h200 'study.grid=[\"batch=8 seed=1\",batch=9]'",
+        'a list of texts has quotes within: \'study.grid=["batch=8 seed=1","batch=9"]\'',
+    ),
     ("launch -m gpu=h200 'study.grid=[batch=8]'", "a list of texts has quotes within: 'study.grid=[\"batch=8\"]'"),
     (
         "launch -m gpu=h200 study.levers=[tf32]",
@@ -294,7 +298,17 @@ COMMANDS = [
     ("launch -m gpu=h200 nodes=1,2", "nodes=2: a job in partition gpuH200x8 of delta may have 1"),
     ("launch -m sites.grace.template=nope.sh.j2 dry_run=true", "template nope.sh.j2:  ... have: base.sh.j2"),
     ("launch -m sites.grace.connect.slurm_conf=a,b dry_run=true", "sites.grace.connect differs between points"),
-    ("launch -m gpu=h200 site=auto,delta", "site: two points at delta are the same; name each site once"),
+    ("launch -m gpu=h200 site=auto,delta", "site=auto and site=delta give the same point at delta; keep one of them"),
+    ("launch -m gpu=h200 seed=0,00", "seed=0 and seed=00 give the same point at delta; keep one of them"),
+    ("launch -m gpu=h200 time_min=60,1:00:00 batch=8,16", "time_min=60 and time_min=1:00:00 give the same point"),
+    (
+        "launch -m gpu=h200 recipe=tf32+compile,compile+tf32",
+        "recipe=[baseline,tf32,compile] and recipe=[baseline,compile,tf32] give the same point at delta; keep one",
+    ),
+    (
+        'launch -m study.name=x \'study.grid=["gpu=h200 site=delta","gpu=h200"]\'',
+        "site=delta and no further override give the same point at delta; keep one of them",
+    ),
     (
         "launch -m site=local gpu=h200 study=ladder study.base=tf32+num_workers=4 study.levers=[tf32]",
         "two points are the same, with recipe baseline+tf32; keep one of them",
