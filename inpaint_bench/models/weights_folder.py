@@ -124,14 +124,35 @@ def check_weights_folder(folder: Path, given: str) -> None:
     if scheduler.startswith("FlowMatch") != bool(kind) or not scheduler.endswith("Scheduler"):
         raise UserError(f"{label}: its scheduler {scheduler} is not one for a {'transformer' if kind else 'UNet'}")
     for name in tokenizers:
-        names = {path.name for path in (folder / name).iterdir()}
-        is_t5 = kind and name == tokenizers[-1]
-        if "tokenizer.json" not in names and (is_t5 or not {"vocab.json", "merges.txt"} <= names):
-            lost_name = "tokenizer.json" if is_t5 else "vocab.json or merges.txt"
+        if lost_name := _lost_from_tokenizer(folder / name, is_t5=bool(kind and name == tokenizers[-1])):
             raise UserError(f"{label}: the {name} cannot be loaded ({lost_name} is missing)")
     for part, stem in stems.items():
         if problem := _find_problem(folder / part, stem):
             raise UserError(f"{label}: {part} {problem}")
+
+
+def check_clip_folder(given: str) -> None:
+    """Raise UserError if `quality.clip_model` names no complete CLIP model with its tokenizer."""
+    folder, label = weights_path(given), f"quality.clip_model={given}"
+    if not folder.is_dir():
+        raise UserError(f"{label}: no such folder")
+    check_readable(label, folder, sorted(folder.iterdir()))
+    kind = read_json(folder / "config.json").get("model_type") if _is_json_object(folder / "config.json") else None  # type: ignore[union-attr]
+    if kind != "clip":
+        found = f"its config.json says model_type {kind}" if kind else "no config.json with model_type clip"
+        raise UserError(f"{label}: not a CLIP model ({found}); name a folder in the format of transformers")
+    problem = _find_problem(folder, "model")
+    if not problem and (lost_name := _lost_from_tokenizer(folder)):
+        problem = f"cannot be loaded (of its tokenizer {lost_name} is missing)"
+    if problem:
+        raise UserError(f"{label}: {problem}")
+
+
+def _lost_from_tokenizer(folder: Path, *, is_t5: bool = False) -> str | None:
+    names = {path.name for path in folder.iterdir()}
+    if "tokenizer.json" in names or (not is_t5 and {"vocab.json", "merges.txt"} <= names):
+        return None
+    return "tokenizer.json" if is_t5 else "vocab.json or merges.txt"
 
 
 def _check_adapters(label: str, folder: Path, given: str) -> None:

@@ -18,9 +18,9 @@ from inpaint_bench.core.workloads._volumes import VolumeConfig
 from inpaint_bench.data.captions import draw_captions
 from inpaint_bench.models.weights_folder import (
     check_channels,
+    check_clip_folder,
     check_hub_id,
     check_model,
-    check_readable,
     check_weights_folder,
     read_header,
     weights_path,
@@ -70,11 +70,8 @@ class InputPaths:
                 raise UserError(f"{key}={path}: cannot be read ({problem})")
         for key, path in file_paths("workload", bench.workload).items():
             self._once((key, path), partial(_check_weights_file, key, path))
-        if quality.clip_model:
-            folder, label = weights_path(quality.clip_model), f"quality.clip_model={quality.clip_model}"
-            if not folder.is_dir():
-                raise UserError(f"{label}: no such folder")
-            check_readable(label, folder, sorted(folder.iterdir()))
+        if clip := quality.clip_model:
+            self._once(("clip", clip), lambda: check_clip_folder(clip))
 
     def _once(self, key: object, check: Callable[[], object]) -> None:
         if key not in self._checked:

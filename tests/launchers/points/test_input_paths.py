@@ -115,6 +115,22 @@ class TestWeights:
             "quality.clip_model=openai/clip-vit-large-patch14"
         )
 
+    def test_folder_that_is_no_clip_model(self, refused, tmp_path: Path) -> None:
+        given = f"quality.clip_model={tmp_path / 'clip'}"
+        folder = tmp_path / "clip"
+        folder.mkdir()
+        assert f"{given}: not a CLIP model (no config.json with model_type clip)" in refused(given)
+        (folder / "config.json").write_text('{"model_type": "bert"}')
+        assert "not a CLIP model (its config.json says model_type bert)" in refused(given)
+        (folder / "config.json").write_text('{"model_type": "clip"}')
+        assert f"{given}: cannot be loaded (model.safetensors is missing)" in refused(given)
+        (folder / "pytorch_model.bin").touch()
+        assert "holds pickled weights only" in refused(given)
+        save_file({}, folder / "model.safetensors")
+        assert "cannot be loaded (of its tokenizer vocab.json or merges.txt is missing)" in refused(given)
+        (folder / "tokenizer.json").touch()
+        assert app.main(["launch", "-m", *HERE, given]) == 0
+
     def test_missing_weights_of_a_workload(self, refused, tmp_path: Path) -> None:
         volumes = ("workload=volume3d_sample", "workload.network=tiny")
         weights = tmp_path / "weights.safetensors"
