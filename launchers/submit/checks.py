@@ -10,6 +10,7 @@ from typing import Any
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.conflicts import lever_problem
 from inpaint_bench.core.config.parse import missing_train
+from inpaint_bench.core.config.unread import refuse_unread
 from inpaint_bench.core.console import console, echo_json, output, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
@@ -52,6 +53,7 @@ def check_points(points: Sequence[Point], folder: Path, launch_context: LaunchCo
         recipe.check_data(point.bench)
         if is_new:
             recipe.check_study(point.bench)
+            refuse_unread(point.bench, point.overrides)
         if (problem := lever_problem(point.bench)) and point.bench.study.name not in recipe.STUDIES:
             if is_new:
                 raise UserError(problem)

@@ -49,6 +49,9 @@ class VolumeConfig(WorkloadConfig):
     not_in_variant: ClassVar[tuple[str, ...]] = ("network", "volume")  # the model's name tells them
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "nifti")
     capabilities: ClassVar[tuple[str, ...]] = ("volumes", "one_shape")
+    unread: ClassVar[tuple[str, ...]] = (
+        *("model", "quality", "data.resolution_px", "data.masks", "data.full_mask_share", "data.block_m"),
+    )
     network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # tiny: for tests
     volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the network
     diffusion_steps: int = within(2, 4000, 250)  # steps of the noise schedule

@@ -20,6 +20,7 @@ class Config(sd_inference.Config):
 
     not_in_variant = (*sd_inference.Config.not_in_variant, "images")
     unet_channels = (4,)
+    unread = ("quality.lpips_weights",)
 
     warmup_steps: int = within(0, 1_000_000, 0)
     images: int = within(32, 10_000_000, 30_000)  # what ends a run, instead of measure_steps and min_measure_s

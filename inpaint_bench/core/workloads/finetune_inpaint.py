@@ -26,6 +26,7 @@ class Config(WorkloadConfig):
 
     capabilities = tuple(need for need in CAPABILITIES if need != "volumes")
     unet_channels = (9,)
+    unread = ("quality.inception_weights", "quality.clip_model")
     not_in_variant = (
         *("min_warmup_s", "epochs", "dataset_images", "train_steps", "validate_every", "validation_images"),
         *("sample_images", "sample_steps", "checkpoint_every_s", "keep_checkpoints", "save_weights", "resume"),

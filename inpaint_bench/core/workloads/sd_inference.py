@@ -19,6 +19,7 @@ class Config(WorkloadConfig):
     not_in_variant: ClassVar[tuple[str, ...]] = ("sampler", "steps", "guidance")  # the model's name tells them
     unet_channels: ClassVar[tuple[int, ...]] = (4, 9)
     capabilities: ClassVar[tuple[str, ...]] = ("unet", "one_shape", "graph")
+    unread: ClassVar[tuple[str, ...]] = ("quality",)
 
     warmup_steps: int = within(0, 1_000_000, 2)
     measure_steps: int = within(1, 100_000_000, 10)
