@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,16 @@ def check_model(model: ModelConfig, folder: Path) -> int | None:
             f"model.weights={folder}: its transformer has in_channels {channels}, that of model={model.name} {expected}"
         )
     return 4 if model.text_to_image else 9
+
+
+def check_side(model: ModelConfig, side_px: int, folder: Path | None) -> None:
+    """Raise UserError for a side of images that the networks in a folder, or those configured, cannot halve."""
+    if folder:
+        unet: Any = {} if model.transformer else read_json(folder / "unet/config.json")
+        vae: Any = read_json(folder / "vae/config.json")
+        model = replace(model, unet=unet, vae=vae)
+    if side_px % model.multiple_px:
+        raise UserError(f"data.resolution_px={side_px}: model {model.name} needs a multiple of {model.multiple_px}")
 
 
 def check_channels(name: str, channels: int | None, allowed: Collection[int]) -> None:

@@ -21,6 +21,7 @@ from inpaint_bench.models.weights_folder import (
     check_clip_folder,
     check_hub_id,
     check_model,
+    check_side,
     check_weights_folder,
     read_header,
     weights_path,
@@ -44,6 +45,7 @@ class InputPaths:
             self._once(("hub", weights), lambda: check_hub_id("model.weights", weights))
         elif allowed := bench.workload.unet_channels:
             check_channels(bench.model.name, bench.model.input_channels(None), allowed)
+            check_side(bench.model, bench.data.resolution_px, None)
         if quality.clip_model:
             check_hub_id("quality.clip_model", quality.clip_model)
         capture = bench.telemetry.capture or bench.gpu.capture
@@ -65,6 +67,7 @@ class InputPaths:
             if allowed := bench.workload.unet_channels:
                 saved = check_model(bench.model, weights_path(weights))
                 check_channels(bench.model.name, bench.model.input_channels(saved), allowed)
+                check_side(bench.model, bench.data.resolution_px, weights_path(weights))
         for key, path in (file_paths("quality", quality) | file_paths("workload", bench.workload)).items():
             if key != "quality.clip_model" and (problem := why_unreadable(expand_path(path))):
                 raise UserError(f"{key}={path}: cannot be read ({problem})")

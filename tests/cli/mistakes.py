@@ -102,6 +102,11 @@ OVERRIDES = [
         "gpu=h200 site=delta sites.delta.gpus.h200.partition=null",
         "sites.delta.gpus.h200.partition is not set: name the Slurm partition with this GPU",
     ),
+    ("data.resolution_px=520", "data.resolution_px=520: model sd15_inpaint needs a multiple of 64"),
+    (
+        "model=flux_fill recipe.lora_rank=4 recipe.weights=half data.resolution_px=520",
+        "model flux_fill needs a multiple of 16",
+    ),
     ("data.resolution_px=100", "data.resolution_px=100: must be a multiple of 8"),
     ("workload.validate_every=5", "workload.validate_every=5: only training ... Set workload.train_steps to train"),
     ("workload.checkpoint_every_s=60", "workload.checkpoint_every_s=60.0: only training"),

@@ -77,6 +77,12 @@ class ModelConfig:
         return bool(self.unet.get("in_channels") == 4)
 
     @property
+    def multiple_px(self) -> int:
+        """Return what the side of an image must be a multiple of: VAE and UNet halve it, transformers pair latents."""
+        halvings = 1 if self.transformer else len(self.unet.get("block_out_channels", range(4))) - 1
+        return int(2 ** (halvings + len(self.vae.get("block_out_channels", range(1))) - 1))
+
+    @property
     def random_only(self) -> bool:
         """Return whether weights of the architecture can be neither loaded nor saved: SDXL's."""
         return bool(self.text_encoder_2 and not self.transformer)

@@ -84,6 +84,8 @@ class TestWeights:
         assert "no such folder" in refused(f"model.weights={folder}")
         save_pipeline(listening(), folder)
         assert app.main(["launch", "-m", *HERE, f"model.weights={folder}"]) == 0
+        needed = "data.resolution_px=72: model tiny_inpaint needs a multiple of 16"
+        assert needed in refused(f"model.weights={folder}", "data.resolution_px=72")
         (unet,) = (folder / "unet").glob("*.safetensors")
         assert "is a file, and a diffusers folder is needed" in refused(f"model.weights={unet}")
         content = unet.read_bytes()
