@@ -226,7 +226,8 @@ def _refuse_equal(cells: Sequence[Point]) -> None:
         own = [
             [line for line in one.overrides if line not in two.overrides] for one, two in permutations((other, cell))
         ]
-        one, two = (" ".join(lines).replace("\\", "") or "no further override" for lines in own)
+        texts = (" ".join(lines).replace("\\", "").replace("recipe=[]", "recipe=baseline") for lines in own)
+        one, two = (text or "no further override" for text in texts)
         raise UserError(f"{one} and {two} give the same point at {cell.site.name}; keep one of them")
 
 

@@ -320,6 +320,10 @@ COMMANDS = [
     ("launch -m sites.grace.template=nope.sh.j2 dry_run=true", "template nope.sh.j2:  ... have: base.sh.j2"),
     ("launch -m sites.grace.connect.slurm_conf=a,b dry_run=true", "sites.grace.connect differs between points"),
     ("launch -m gpu=h200 site=auto,delta", "site=auto and site=delta give the same point at delta; keep one of them"),
+    (
+        "launch -m gpu=h200 workload=sd_inference model=sd15 recipe=baseline,earlier_baseline",
+        "recipe=baseline and recipe=earlier_baseline give the same point at delta; keep one of them",
+    ),
     ("launch -m gpu=h200 seed=0,00", "seed=0 and seed=00 give the same point at delta; keep one of them"),
     ("launch -m gpu=h200 time_min=60,1:00:00 batch=8,16", "time_min=60 and time_min=1:00:00 give the same point"),
     (
