@@ -4,8 +4,6 @@ A verb is declared here, and run by a module of this folder that is imported onl
 `--help` and completion stay fast. Errors and exit codes are in commands/exit_codes.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

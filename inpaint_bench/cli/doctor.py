@@ -107,8 +107,7 @@ def _sbatch() -> str:
 
 def _gpus() -> str:
     try:
-        with RealNvml() as nvml:
-            gpus = nvml.uuids()
+        gpus = _uuids()
     except DriverError as error:
         return f"{nvml_problem(error)}; where there is one, inpaint-bench doctor gpu examines it"
     listed = f"NVML lists {pluralize(len(gpus), 'GPU')}: {', '.join(gpus) or 'none'}"

@@ -25,9 +25,10 @@ from typing import Any, Self
 
 from inpaint_bench.commands.exit_codes import print_error
 from inpaint_bench.core import environment
-from inpaint_bench.core.config.bench import GpuConfig, TelemetryConfig, TrackConfig
+from inpaint_bench.core.config.bench import TelemetryConfig, TrackConfig
 from inpaint_bench.core.config.yaml_file import read_config_file
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.estimates.rates import gpu_configs
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import Device, GpuFacts, Manifest, Window, to_record
@@ -388,22 +389,14 @@ def _site() -> str:
 def _describe_gpus(manifest: ManifestFile, sidecar: SidecarClient) -> None:
     """Record the GPUs that the sidecar samples, with the label and the facts that conf/gpu has for them."""
     manifest.note_sidecar(sidecar, sidecar.devices, len(sidecar.devices))
-    config = _gpu_config(sidecar.devices)
+    names = [gpu.name or "" for gpu in sidecar.devices]
+    known = (card for card in gpu_configs().values() if card.nvml_name and names)
+    config = next((card for card in known if all(re.match(str(card.nvml_name), name) for name in names)), None)
     manifest.update(
         gpu=config.name if config else _label(sidecar.devices),
         gpus=len(sidecar.devices) or None,
         gpu_facts=to_record(asdict(config), GpuFacts) if config else None,
     )
-
-
-def _gpu_config(devices: list[Device]) -> GpuConfig | None:
-    for path in sorted((conf_dir() / "gpu").glob("*.yaml")):
-        with suppress(UserError):  # a user's file: `launch` says what is wrong with it
-            config = GpuConfig(**read_config_file(path, "gpu"))
-            pattern = config.nvml_name
-            if pattern and devices and all(re.match(pattern, gpu.name or "") for gpu in devices):
-                return config
-    return None
 
 
 def _label(devices: list[Device]) -> str:

@@ -24,7 +24,7 @@ from inpaint_bench.core.records import SkippedImage
 from . import transform
 from .folder import FolderSource, Photo, Task, escape_invalid, examine, examine_all
 from .geotags import MetadataRow
-from .source import Mask, Pixels
+from .source import Pixels
 
 IMAGE, TEXTS, POSITION = "image", ("text", "caption"), ("latitude", "longitude")
 SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(-\w+)?")  # the end is a hash, of the Hub's own
@@ -141,9 +141,6 @@ class ParquetSource(FolderSource):
             content = self._group[1][row].as_py()["bytes"]
             with transform.open_image(io.BytesIO(content)) as image:
                 return transform.center_square(transform.upright(image), self.resolution_px)
-
-    def own_mask(self, index: int) -> Mask | None:
-        return None
 
 
 def _examine(root: Path, name: str, record: dict[str, Any], side: int) -> Photo | SkippedImage:

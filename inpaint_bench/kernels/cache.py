@@ -5,8 +5,6 @@ folder and may be killed. Each process holds a shared lock beside its folder; on
 folder. This module loads no torch.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import logging

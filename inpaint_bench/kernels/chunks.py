@@ -1,7 +1,5 @@
 """Tensors that lie apart, walked by one launch: a program takes a chunk of one of them, whose address is in a table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -13,8 +13,6 @@ Statistics are exact per block of pixels (mean, and squared deviations from that
 that a large mean does not cost digits. Source: Chan, Golub, LeVeque, Am. Stat. 37 (1983).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

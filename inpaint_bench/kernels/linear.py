@@ -1,7 +1,5 @@
 """Linear layers whose weights are stored in 8 or 4 bits, and such whose products are in FP8, in plain PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -158,16 +158,10 @@ def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, *output)
-
-
-def _gradients(ctx: Any, dout: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    gradients: tuple[Tensor, Tensor, Tensor] = _flash4_backward(dout, *ctx.saved_tensors)
-    return gradients
-
-
-_flash4.register_autograd(_gradients, setup_context=_save)
+_flash4.register_autograd(
+    lambda ctx, dout, _: _flash4_backward(dout, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, *output),
+)
 
 
 def flash4_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -184,14 +178,11 @@ def replace_attention(transformer: Any, attend: Callable[[Tensor, Tensor, Tensor
     diffusers' own, SD 3's that of PyTorch, with heads before tokens. FLUX's finds `rotate` too.
     """
 
-    def dispatched(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
-        return attend(query, key, value)
-
     def heads_first(query: Tensor, key: Tensor, value: Tensor, **_: Any) -> Tensor:
         return attend(*(t.transpose(1, 2) for t in (query, key, value))).transpose(1, 2)
 
     replaced = {
-        "dispatch_attention_fn": dispatched,
+        "dispatch_attention_fn": lambda query, key, value, **_: attend(query, key, value),
         "F": SimpleNamespace(scaled_dot_product_attention=heads_first),
         "apply_rotary_emb": rotate,
     }
@@ -265,11 +256,9 @@ def _save_angles(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.inverse = inputs[3]
 
 
-def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return _rotated(dy, *ctx.saved_tensors, not ctx.inverse), None, None, None
-
-
-_rotated.register_autograd(_differentiate, setup_context=_save_angles)
+_rotated.register_autograd(
+    lambda ctx, dy: (_rotated(dy, *ctx.saved_tensors, not ctx.inverse), None, None, None), setup_context=_save_angles
+)
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ def write(point: Point, sweep: Path, job_id: str) -> Path:
     content = {**plain_config(config), "hydra": OmegaConf.to_container(config.hydra, enum_to_str=True)}
     overrides, job = content["hydra"]["overrides"], content["hydra"]["job"]
     if find_secret(overrides["task"]):
-        overrides["task"] = [_masked(line) for line in overrides["task"]]
+        masked = (f"{line.partition('=')[0]}=..." if find_secret([line]) else line for line in overrides["task"])
+        overrides["task"] = list(masked)
         job["override_dirname"] = ",".join(overrides["task"])
     write_yaml(file, content)
     return file
@@ -35,7 +36,3 @@ def write(point: Point, sweep: Path, job_id: str) -> Path:
 def read(file: Path) -> DictConfig:
     """Return the configuration in the file of a point, with Hydra's own node. Raises OSError."""
     return typed_config(read_yaml(file), hydra=HydraConf)
-
-
-def _masked(line: str) -> str:
-    return f"{line.partition('=')[0]}=..." if find_secret([line]) else line

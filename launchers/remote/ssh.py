@@ -186,10 +186,10 @@ def make_socket_folder(folder: Path = SOCKETS) -> None:
         raise UnreachableError(f"{folder}: must be a folder that is yours alone (mode 0700); remove it and try again")
 
 
-def last_lines(output: bytes, lines: int = 2) -> str:
-    """Return the last lines in one, without control characters."""
+def last_lines(output: bytes) -> str:
+    """Return the last two lines in one, without control characters."""
     text = [one_line(line) for line in output[-8192:].decode(errors="replace").splitlines()]
-    return "; ".join([line for line in text if line.strip("@ ")][-lines:])  # "@@@@" frames OpenSSH's warnings
+    return "; ".join([line for line in text if line.strip("@ ")][-2:])  # "@@@@" frames OpenSSH's warnings
 
 
 def one_line(text: str) -> str:

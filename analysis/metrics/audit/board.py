@@ -4,14 +4,11 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from analysis.metrics.facts import Facts
 from inpaint_bench.core.config.bench import GpuConfig
-from inpaint_bench.core.config.yaml_file import read_config_file
-from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.estimates.rates import gpu_configs
 from inpaint_bench.core.records import Device
 
 # NVML's total over the GiB on the label: H100 0.996, H200 0.997, A100 40 GB 1.0; A40 and L40S 0.937, because ECC takes
@@ -23,21 +20,9 @@ CLOCK_TOLERANCE = 0.05  # the limits of two types are at least 14 % apart, but f
 MIB_PER_GB = 1024  # the labels are GiB
 
 
-@cache
-def gpu_config(name: str) -> GpuConfig | None:
-    """Return conf/gpu/<name>.yaml, None if there is no such file that can be read."""
-    path = conf_dir() / "gpu" / f"{name}.yaml"
-    if not re.fullmatch(r"[\w-]+", name) or not path.is_file():
-        return None
-    try:
-        return GpuConfig(**read_config_file(path, "gpu"))
-    except UserError:  # a user's file: `launch` says what is wrong with it
-        return None
-
-
 def check_label(run: Facts) -> Iterator[str]:
     manifest = run.manifest
-    config = gpu_config(manifest.gpu or "")
+    config = gpu_configs().get(manifest.gpu or "")
     if config is None or run.replayed:
         return
     if config.nvml_name is None and manifest.devices:
@@ -73,7 +58,7 @@ def check_samples(run: Facts) -> Iterator[str]:
 
 
 def warnings(run: Facts) -> Iterator[str]:
-    facts, config = run.manifest.gpu_facts, gpu_config(run.manifest.gpu or "")
+    facts, config = run.manifest.gpu_facts, gpu_configs().get(run.manifest.gpu or "")
     for name in facts.__struct_fields__ if config is not None and facts is not None else ():
         if getattr(facts, name) not in (None, getattr(config, name)):
             yield f"the manifest has a GPU with {name} {getattr(facts, name)}, conf/gpu {getattr(config, name)}"
@@ -83,7 +68,7 @@ def warnings(run: Facts) -> Iterator[str]:
 
 def peak_problem(run: Facts) -> str | None:
     """Return why no share of a peak can be known: the manifest's peak of the GPU is not that of conf/gpu."""
-    facts, config = run.manifest.gpu_facts, gpu_config(run.manifest.gpu or "")
+    facts, config = run.manifest.gpu_facts, gpu_configs().get(run.manifest.gpu or "")
     stated, known = facts and facts.bf16_dense_tflops, config and config.bf16_dense_tflops
     if not stated or not known or math.isclose(stated, known, rel_tol=0.01):
         return None
@@ -98,7 +83,7 @@ def uses_tensor_cores(row: Mapping[str, Any]) -> bool:
 
 def fp32_mfu_pct(row: Mapping[str, Any]) -> float | None:
     """Return the MFU of a run in fp32, whose peak conf/gpu has and no manifest; None if it is not known."""
-    config = gpu_config(row["gpu"] or "")
+    config = gpu_configs().get(row["gpu"] or "")
     peak = config and (config.tf32_dense_tflops if uses_tensor_cores(row) else config.fp32_tflops)
     if not peak or not row["flop_per_image"] or not row["images_per_s"]:
         return None

@@ -268,11 +268,16 @@ def _times_ratio(
     )
 
 
-@cache
 def cards(config_dir: Path | None = None) -> dict[str, GpuConfig]:
-    """Return the GPUs of conf/gpu, and of a folder like conf, without files that cannot be used."""
+    """Return the GPUs of `gpu_configs` that have memory: all but the processor."""
+    return {name: card for name, card in gpu_configs(config_dir).items() if card.memory_gb}
+
+
+@cache
+def gpu_configs(config_dir: Path | None = None) -> dict[str, GpuConfig]:
+    """Return what conf/gpu, and a folder like conf, has by the name of the file, without files that cannot be used."""
     gpus: dict[str, GpuConfig] = {}
     for path in (file for folder in (config_dir, conf_dir()) if folder for file in sorted(folder.glob("gpu/*.yaml"))):
         with suppress(UserError):  # a user's file: `launch` says what is wrong with it
             gpus[path.stem] = GpuConfig(**read_config_file(path, "gpu"))
-    return {name: card for name, card in gpus.items() if card.memory_gb}
+    return gpus
