@@ -17,7 +17,7 @@ from analysis.report import names
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats import cells
 from analysis.stats.cells import CELL_KEYS, Cell
-from analysis.stats.intervals import ONE_CARD_EACH, Gain
+from analysis.stats.intervals import Gain
 from analysis.units import number
 from inpaint_bench.core.errors import UserError
 
@@ -41,7 +41,7 @@ class Verdict(StrEnum):
     BETTER = "better"
     BETTER_BY_MEAN = "better, no interval"
     SIMILAR = "no difference shown"
-    ONE_CARD = ONE_CARD_EACH  # and no difference shown
+    ONE_CARD = "no difference shown between cards"  # one card, or one card set, each
     UNKNOWN = "not comparable"  # no value on a side, or its runs disagree
 
 
@@ -183,8 +183,8 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
     rows = [_row(pair, tolerance) for pair in comparison.pairs]
     limit = "" if tolerance is None else f" by more than {100 * tolerance:g} %"
     notes = [
-        f"Worse, better: the whole interval of the ratio is{limit}, in images/s or in energy; where there are too few "
-        "runs for an interval, the ratio of the means. Changes of energy are computed as those of images/s.",
+        f"Worse, better: the whole interval of the change is on that side of 0{limit}, in images/s or in energy; where "
+        "there are too few runs for an interval, the change of the means. Energy is compared as images/s are.",
         *names.of_many(len(rows)),
     ]
     if comparison.is_copy:
