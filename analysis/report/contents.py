@@ -7,7 +7,6 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from analysis import published
 from analysis.dataset import Dataset
 from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.metrics.run_row import is_unavailable
@@ -168,8 +167,7 @@ def _subject(runs: pl.DataFrame, answered: list[Section]) -> str:
     known = runs.filter("valid") if runs["valid"].any() else runs
     groups = known.filter(pl.col("workload") != COMMAND).partition_by("workload", maintain_order=True)
     # In the order of the answers: the title begins with what the page begins with.
-    trains = published.WORKLOAD  # sections on studies and on scaling name no workload
-    order = [section.workload if section.workload in names.WORKLOADS else trains for section in answered]
+    order = [section.studied or section.workload for section in answered]
     groups.sort(key=lambda group: [*order, group["workload"][0]].index(group["workload"][0]))
     works = [names.work(group["workload"][0], group["model"]) + _size(group) for group in groups]
     programs = known.filter(pl.col("workload") == COMMAND)["recipe"].drop_nulls().unique(maintain_order=True)
