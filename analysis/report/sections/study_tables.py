@@ -253,7 +253,7 @@ def draw(study: Comparison) -> Figure | None:
         notes = ["Not significant if the interval contains 0. Hollow: too few runs for an interval."]
         notes += [base.CUT_NOTE] if base.is_cut(rows, limits) else []
     run_ids = [row["run_id"] for step in study.steps for row in step.runs]
-    notes += [f"Workload: {study.workload_label}."] if study.workload_label else []
+    notes += [f"Equal in every step: {study.workload_label}."] if study.workload_label else []
     notes += [base.n_note(run_ids, sum(bool(step.runs) for step in study.steps))]
     title = f"{TITLES[study.kind]}: {study.setting}"
     return base.figure(f"fig-{study.name}", title, subtitle, notes, _chart(study, rows, limits), run_ids)
