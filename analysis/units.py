@@ -2,11 +2,14 @@
 
 import math
 import re
+from collections.abc import Iterable
 
 import polars as pl
 
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import UNKNOWN
+
+_IMAGE = re.compile(r"\b([Ii])mage(s?)\b")
 
 
 def number(value: float | int | None) -> str:
@@ -22,6 +25,15 @@ def number(value: float | int | None) -> str:
     if size < 1e-4:
         return f"{value:.2e}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"
+
+
+def made(text: str, workloads: Iterable[str | None]) -> str:
+    """Return a text on images as one on what these workloads make: volumes, or either."""
+    kinds = {str(name).startswith("volume3d_") for name in workloads}
+    if True not in kinds:
+        return text
+    volume = "{0}olume{1}" if kinds == {True} else "{2} (volume{1})"
+    return _IMAGE.sub(lambda word: volume.format("V" if word[1] == "I" else "v", word[2], word[0]), text)
 
 
 def runtime_heading(runs: pl.DataFrame) -> str:

@@ -31,14 +31,16 @@ PLAN, TARGET = ROOT / "benchmarks" / "campaign.tsv", ROOT / "docs" / "campaign.m
 HEAD = (
     "`python -m benchmarks.campaign` writes this page from [its plan](../benchmarks/campaign.tsv) and the datasets of "
     "`benchmarks/results`. A row has the n valid runs of a type of card with all levers active, from a day on: older "
-    "code was slower. Cards are different GPUs, the batch is per GPU, images/s (or volumes) are mean and range. A plan "
-    "that is **complete** may have missed its goal (`must`: at least, `aim`: hoped for). A command makes one run of a "
+    "code was slower. With `model.location_tokens=0` runs with position tokens do not count. Cards are different GPUs, "
+    "the batch is per GPU, images/s (or volumes) are mean and range. A plan that is "
+    "**complete** may have missed its goal (`must`: at least, `aim`: hoped for). A command makes one run of a "
     "row: put in your `gpu=`, repeat it with `seed=1`, `seed=2`, on other cards and in another order. `photos` are "
     "[yours](tutorial_gpu.md#4-your-photographs), `prepared` made of them by `prepare` with `prepare.caches=true`, "
     "once for each `model=`."
 )
 KEYS = ("workload", "model", "batch", "gpus", "resolution_px")
 SHOWN = ("row", "cell", "plan", "done", "images/s", "J/image", "missing", "datasets")
+NO_TOKENS = "model.location_tokens=0"
 NUMBER = r"[1-9]\d*"
 SPELLED = {  # how a line of the plan spells a value; another one would only never find a run
     "workload": "|".join(declarations()),
@@ -74,6 +76,8 @@ def select(line: Line, runs: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """Return the runs of a cell by type of card. Raises PolarsError for a wrong condition."""
     tests = [pl.col(key) == line[key] for key in KEYS if line[key]]
     tests += [pl.col("levers") == "+".join(sorted(lever_names(line["recipe"])))] if line["recipe"] else []
+    # A run with position tokens does other work; where the model has none, the command does not say so.
+    tests += [pl.col("overrides").str.contains(NO_TOKENS, literal=True)] if NO_TOKENS in line["command"] else []
     matching = runs.filter(*tests, pl.col("dataset") >= line["since"], pl.sql_expr(line["where"] or "valid"))
     return {gpu: matching.filter(gpu=gpu) for gpu in sorted(matching["gpu"].unique(), key=gpu_order)} or {
         DASH: matching

@@ -7,13 +7,12 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from analysis import published
 from analysis.dataset import Dataset
 from analysis.metrics.energy import MAX_COUNTER_DEVIATION
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats.cells import build_cells
 from analysis.stats.study import comparisons
-from analysis.units import gpu_label, gpu_order
+from analysis.units import gpu_label, gpu_order, made
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES, UNKNOWN, Status
@@ -70,9 +69,9 @@ def make_report(dataset: Dataset, build: TableBuilder, notes: list[str], compare
     """Compute the report of a dataset. A dataset without a valid run has one, too, whose answer says so."""
     runs = dataset.runs
     losses = curves.sections(dataset, build)
-    studies = [*scaling.sections(build), *study_tables.sections(build)]
+    studies = [_made(each, runs) for each in [*scaling.sections(build), *study_tables.sections(build)]]
     own = list(workloads.sections(dataset, build))
-    decided = list(decision.sections(build, [*studies, *own]))
+    decided = [_made(each, runs) for each in decision.sections(build, [*studies, *own])]
     quality = _quality(dataset, build.cells)
     # A study of losses has few valid rates: what they say comes second.
     leads = any(section.answer for section in losses) and runs["valid"].sum() < runs.height / 2
@@ -115,7 +114,7 @@ def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], qualit
     limits = build.bottlenecks(dataset.rows(KERNEL_TIMES))
     doubts = [build.excluded(), build.cell_remarks(), build.skipped_files(dataset.skipped)]
     return [
-        _fold("Every cell: speed, energy, temperature and memory", every, drawn, decided),
+        _made(_fold("Every cell: speed, energy, temperature and memory", every, drawn, decided), runs),
         _fold("What limits the runs, and what to try", limits, [points.draw_roofline(runs)]),
         *clock_energy.sections(dataset, build),
         *profiles.sections(dataset, build),
@@ -126,9 +125,24 @@ def _folds(dataset: Dataset, build: TableBuilder, decided: list[Section], qualit
         *nemo.flux(build),
         Section(title="Data quality and energy audit", facts=quality, tables=doubts),
         _fold(TIMELINES, [], [timeline.READING, *timelines] if timelines else []),
-        Section(title=RUNS, tables=[build.run_list()]),
+        _made(Section(title=RUNS, tables=[build.run_list()]), runs),
         Section(title="Environment", facts=_facts(dataset), tables=[build.environment()]),
     ]
+
+
+def _made(section: Section, runs: pl.DataFrame) -> Section:
+    """Return the section with the units of what its workload makes, or the runs behind a table or figure."""
+    workload_of = dict(runs.select("run_id", "workload").iter_rows())
+    named = section.studied or section.workload
+    whole = [named] if named else runs.filter("valid")["workload"].unique().to_list()
+    tables = []
+    for table in section.tables:
+        own = {workload_of[run_id] for run_ids in table.row_runs for run_id in run_ids}
+        tables.append(table.made_by(own or whole))
+    figures = [each.made_by(workload_of) for each in section.figures]
+    answer, best = (made(text, whole) for text in (section.answer, section.best))
+    paragraphs = [made(text, whole) for text in section.paragraphs]
+    return replace(section, answer=answer, best=best, paragraphs=paragraphs, tables=tables, figures=figures)
 
 
 def _fold(title: str, tables: list[Table], drawn: Sequence[Figure | str], more: Sequence[Section] = ()) -> Section:
@@ -168,8 +182,7 @@ def _subject(runs: pl.DataFrame, answered: list[Section]) -> str:
     known = runs.filter("valid") if runs["valid"].any() else runs
     groups = known.filter(pl.col("workload") != COMMAND).partition_by("workload", maintain_order=True)
     # In the order of the answers: the title begins with what the page begins with.
-    trains = published.WORKLOAD  # sections on studies and on scaling name no workload
-    order = [section.workload if section.workload in names.WORKLOADS else trains for section in answered]
+    order = [section.studied or section.workload for section in answered]
     groups.sort(key=lambda group: [*order, group["workload"][0]].index(group["workload"][0]))
     works = [names.work(group["workload"][0], group["model"]) + _size(group) for group in groups]
     programs = known.filter(pl.col("workload") == COMMAND)["recipe"].drop_nulls().unique(maintain_order=True)
@@ -272,8 +285,10 @@ def charts(dataset: Dataset) -> dict[str, Any]:
     drawn: list[Any] = [*by_batch.draw(cells), *points.draw_energy(cells), *map(study_tables.draw, comparisons(runs))]
     drawn += [*points.draw_validation(runs), step_time.draw(dataset, cells), points.draw_roofline(runs)]
     found = {}
+    workload_of = dict(runs.select("run_id", "workload").iter_rows())
     for each in drawn:
         if isinstance(each, Figure):
+            each = each.made_by(workload_of)
             spec = svg.in_light_scheme(each.titled_spec)
             kind = next((kind for key, kind in CHART_KINDS.items() if key in spec), alt.Chart)
             # Altair's validation takes seconds if there are thousands of points.

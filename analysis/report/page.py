@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from analysis import recipe_labels
 from analysis.columns import METRICS
 from analysis.stats.cells import CELL_KEYS
-from analysis.units import gpu_label, number
+from analysis.units import gpu_label, made, number
 from inpaint_bench.core.schema import SAMPLE_GRIDS
 
 from .contents import RUNS, TIMELINES, Report
@@ -141,7 +141,8 @@ def _run_entries(build: TableBuilder) -> list[dict[str, Any]]:
     entries = []
     for run_id in dict.fromkeys([*build.cells["run_ids"].explode().drop_nulls(), *runs]):
         run = runs[run_id]
-        known = [(METRICS[name].heading, number(run[name])) for name in _RUN_FIGURES if run[name] is not None]
+        figures = [(name, number(run[name])) for name in _RUN_FIGURES if run[name] is not None]
+        known = [(made(METRICS[name].heading, [run["workload"]]), value) for name, value in figures]
         overrides = run["overrides"] or " ".join(recipe_labels.overrides(run["recipe"], run["recipe_parts"]))
         entries.append(run | {"title": base.run_title(run), "figures": known, "overrides": overrides or DASH})
     return entries

@@ -3,7 +3,7 @@
 import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ from analysis.columns import METRICS, shown_in
 from analysis.metrics.run_row import is_unavailable
 from analysis.stats import bottleneck
 from analysis.stats import cells as stats
-from analysis.units import gpu_label, gpu_order, number, runtime_heading
+from analysis.units import gpu_label, gpu_order, made, number, runtime_heading
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import COMMAND
 
@@ -71,6 +71,11 @@ class Table:
             row_runs=[self.row_runs[row] for row in shown] if self.row_runs else [],
         )
 
+    def made_by(self, workloads: Collection[str | None]) -> Self:
+        """Return the table with the units of what these workloads make."""
+        columns, lead = ([made(name, workloads) for name in names] for names in (self.columns, self.lead_columns))
+        return replace(self, columns=columns, lead_columns=(*lead,), note=made(self.note, workloads))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -81,6 +86,7 @@ class Section:
 
     title: str
     workload: str = ""  # filled in by `sections`
+    studied: str = ""  # workload of a study or of scaling, which may have a section of its own too
     kind: str = ""  # kind of the study, for the report's title: `ladder of levers`
     answer: str = ""
     best: str = ""  # the figure of the answer, for an index: `173 images/s`
@@ -217,7 +223,7 @@ class TableBuilder:
             tier = str(result.tier or bottleneck.NO_VALUE)
             run = [row["run_id"], gpu, model, str(row["batch"] or DASH)]
             rows.append([*run, result.name, result.shares, tier, result.evidence, result.runner_up])
-            advice = bottleneck.format_advice(result.advice, row)
+            advice = made(bottleneck.format_advice(result.advice, row), [row["workload"]])
             # Runs with equal advice share a row, which lists their batches.
             if advice != bottleneck.NO_VALUE and row["workload"] != COMMAND:  # it has no keys of ours
                 key = (result.name, gpu, row["site"], model, row[recipe_labels.COLUMN] or DASH, advice)

@@ -151,8 +151,11 @@ def withhold_means(cells: pl.DataFrame) -> pl.DataFrame:
 
 def differences(ignore: tuple[str, ...] = ()) -> pl.Expr:
     """Return what runs differ in of all covariates, e.g. `2 drivers, 3 cards`."""
-    counts = {text: pl.col(name).drop_nulls().n_unique() for name, text in _COVARIATES.items() if name not in ignore}
-    differing = [pl.when(count > 1).then(pl.format("{} " + text, count)) for text, count in counts.items()]
+    counts = {name: pl.col(name).drop_nulls().n_unique() for name in _COVARIATES if name not in ignore}
+    shown = counts | {"gpu_uuid": RUN_COUNTS["cards"]}  # which may be several of a run
+    differing = [
+        pl.when(count > 1).then(pl.format("{} " + _COVARIATES[name], shown[name])) for name, count in counts.items()
+    ]
     known = pl.col("sweep_id").is_not_null() & pl.col("point").is_not_null()
     points, attempts = (pl.struct("sweep_id", "point", *more).filter(known).n_unique() for more in ([], ["attempt"]))
     repeated = pl.format("further attempts of a point: {}", attempts - points)

@@ -12,10 +12,13 @@ simulates these rules.
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
+
+from inpaint_bench.core.console import pluralize
 
 CONFIDENCE = 0.95
 MIN_DF = 2  # for an interval worth drawing: three runs of a card, three cards, or three pairs
@@ -28,7 +31,6 @@ Variance = tuple[float, float]  # variance of logarithms, with its degrees of fr
 # 0.7 % with 24 degrees of freedom and 3.1 % with 27 (a test pools them). Other metrics are not compared between cards.
 CARD_SD = {"images_per_s": 0.01, "joules_per_image": 0.035}
 STATED_DF = 20.0  # degrees of freedom of the stated variances
-ONE_CARD_EACH = "one card each"  # what tables say of two different cards
 # Between runs of a card, stated: if cells of a kind give less than `MIN_DF` and no larger scatter.
 UNKNOWN_SCATTER: Variance = (0.03**2, STATED_DF)
 
@@ -43,8 +45,9 @@ class Gain:
     n: int  # pairs, or the runs of the smaller side
     paired: bool
     limit: float = 0.0  # without an interval: what a difference has to exceed
-    one_card_each: bool = False  # each side ran on one card, and the two cards differ
-    cards: int = 0  # that the pairs ran on
+    one_card_each: bool = False  # each side ran on one card, or one card set, and the two differ
+    cards: int = 0  # cards, or card sets, that the pairs ran on
+    card: str = "card"  # or `card set`, if a run is on several GPUs
 
     @property
     def tie(self) -> bool:
@@ -57,8 +60,8 @@ class Gain:
     def remark(self) -> str:
         """Return what tables say of the comparison; nothing of pairs on one card."""
         if not self.paired:
-            return ONE_CARD_EACH if self.one_card_each else "unpaired"
-        return f"paired within {self.cards} cards" if self.cards > 1 and self.low is not None else ""
+            return f"one {self.card} each" if self.one_card_each else "unpaired"
+        return f"paired within {pluralize(self.cards, self.card)}" if self.cards > 1 and self.low is not None else ""
 
 
 def pairing_key(card: str | None, seed: int | None, run_id: str) -> Hashable:
@@ -143,6 +146,7 @@ def gain(
         limit=_limit(sides, sizes, scatter, cards) if scatter else 0.0,
         one_card_each=clusters == [1, 1] and distance > 0,
         cards=min(clusters) if paired else 0,
+        card="card set" if any(len(_cards(_card(key))) > 1 for key, _ in chain(*sides)) else "card",
     )
 
 
@@ -163,13 +167,17 @@ def _card(key: Hashable) -> Hashable:
     return key[0] if isinstance(key, tuple) else None
 
 
+def _cards(card: Hashable) -> list[Hashable]:
+    # A run on several GPUs lists all their UUIDs.
+    return [*card.split(", ")] if isinstance(card, str) else [card]
+
+
 def _distance_of_cards(*sides: Side) -> float:
     """Return the sum over cards of the squared difference of their shares in either side: 0 for the same, at most 2."""
     shares: dict[Hashable, float] = {}
     for sign, side in zip((1, -1), sides, strict=True):
         for card in (_card(key) for key, _ in side):
-            # A run on several GPUs lists all their UUIDs.
-            each = card.split(", ") if isinstance(card, str) else [card]
+            each = _cards(card)
             for name in each:
                 shares[name] = shares.get(name, 0.0) + sign / len(each) / len(side)
     return round(sum(share**2 for share in shares.values()), 9)

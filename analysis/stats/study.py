@@ -7,7 +7,7 @@ not run yet, unavailable on that machine, or failed.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import polars as pl
 
 from analysis.columns import PARITY
 from analysis.metrics.run_row import is_unavailable
-from analysis.units import gpu_label, gpu_order, scale_labels
+from analysis.units import gpu_label, gpu_order
 from inpaint_bench.core.config.recipe import BASELINE, EARLIER, STUDIES
 
 from . import agreement, cells
@@ -110,7 +110,8 @@ class Comparison:
     """A study on one GPU at one batch."""
 
     kind: str
-    setting: str  # GPU, batch and site
+    setting: str  # GPU, batch and site, with what other runs of the dataset differ in
+    workload: str
     workload_label: str  # what else is equal in all of it
     name: str  # for ids and file names
     steps: list[Step]
@@ -143,8 +144,11 @@ def comparisons(runs: pl.DataFrame) -> list[Comparison]:
     rows = runs.filter(pl.col("study_name").is_in(list(STUDIES))).with_columns(requested_batch())
     groups = comparable_groups(rows, "study_name", "study_base", "study_levers")
     groups.sort(key=lambda group: _order(group.row(0, named=True)))
-    several_sites = rows["site"].n_unique() > 1
-    return [_comparison(group, index, name_site=several_sites) for index, group in enumerate(groups)]
+    # Beside other work a study has to say whose it is; of nothing else in the dataset its kind is known without.
+    of_all, of_studies = ("workload", "model"), ("site", "variant", "gpus", "nodes", "resolution_px")
+    sides = ((runs, of_all), (rows, of_studies))
+    varying = {key for side, keys in sides for key in keys if side[key].drop_nulls().n_unique() > 1}
+    return [_comparison(group, index, varying) for index, group in enumerate(groups)]
 
 
 def comparable_groups(runs: pl.DataFrame, *more_keys: str) -> list[pl.DataFrame]:
@@ -173,7 +177,7 @@ def _order(row: Row) -> tuple[Any, ...]:
     return kind, gpu_order(row["gpu"]), row["site"], (row["requested_batch"] or "").zfill(8), row["study_levers"]
 
 
-def _comparison(group: pl.DataFrame, index: int, *, name_site: bool) -> Comparison:
+def _comparison(group: pl.DataFrame, index: int, varying: Collection[str]) -> Comparison:
     rows = group.to_dicts()
     first = rows[0]
     kind, base, levers = first["study_name"], first["study_base"], first["study_levers"].split(",")
@@ -194,16 +198,23 @@ def _comparison(group: pl.DataFrame, index: int, *, name_site: bool) -> Comparis
         # As its runs recorded it; a step that did not run is named by its parts.
         name = next((row["recipe"] for row in attempts if row["recipe"]), "+".join(parts).removeprefix("baseline+"))
         steps.append(Step(label=label, recipe=name, attempts=attempts, added=added[place]))
-    workload = [first["model"] or "model unknown"]
-    workload += scale_labels(first["gpus"], first["nodes"])
-    workload += [f"{px} px" for px in group["resolution_px"].drop_nulls().head(1)]
+    first["resolution_px"] = next(iter(group["resolution_px"].drop_nulls()), None)
+    first["model"] = first["model"] or "model unknown"
+    work = {
+        key: cells.key_text(first, key) for key in ("workload", "model", "variant", "gpus", "nodes", "resolution_px")
+    }
+    named = [text for key, text in work.items() if key in varying]
+    equal = [text for key, text in work.items() if key not in varying and first[key] != 1]  # one GPU, one node
+    site = [first["site"]] if "site" in varying else []
     valid = group.filter("valid")
     # With what distinguishes these runs from others of this GPU and site, e.g. the driver version.
-    site = [*([first["site"]] if name_site else []), *sorted(set(valid["comparability_key"].drop_nulls()) - {""})]
+    environment = sorted(set(valid["comparability_key"].drop_nulls()))
+    setting = [gpu_label(first["gpu"]), f"batch {first['requested_batch']}", *named, *site, *environment]
     return Comparison(
         kind=kind,
-        setting=f"{gpu_label(first['gpu'])}, batch {first['requested_batch']}, {', '.join(site)}".removesuffix(", "),
-        workload_label=", ".join(workload),
+        setting=", ".join(filter(None, setting)),
+        workload=first["workload"],
+        workload_label=", ".join(filter(None, equal)),
         name=f"{kind.replace('_', '-')}-{index}",
         steps=steps,
         # Configurations differ by design: the recipe is part of them.

@@ -13,7 +13,7 @@ from inpaint_bench.core.config.site import CHOSEN
 from inpaint_bench.core.config.user_file import read_user_file, user_file
 from inpaint_bench.core.config.validation import did_you_mean
 from inpaint_bench.core.config.yaml_file import read_config_file
-from inpaint_bench.core.console import echo, echo_json, shell_command
+from inpaint_bench.core.console import echo, echo_json, list_some, shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.rates import Interval, amount, scaled
@@ -93,21 +93,39 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
         "published": ("hours", [o for o in feasible if "gpu" in wish and o.source.startswith("published")]),
     }
     chosen = {name: min(fit, key=methodcaller("cost", order)) for name, (order, fit) in orders.items() if fit}
+    tied = {name: _tied(chosen[name], *orders[name]) for name in chosen}
     otherwise = [] if feasible else list(_otherwise(options, limits))
     if as_json:
         named = {name: asdict(option) for name, option in chosen.items()}
-        echo_json({"wishes": wish, "feasible": bool(feasible), "options": named, "otherwise": otherwise})
+        ties = {name: list(map(asdict, others)) for name, others in tied.items()}
+        echo_json({"wishes": wish, "feasible": bool(feasible), "options": named, "tied": ties, "otherwise": otherwise})
     elif feasible:
         for option in dict.fromkeys(chosen.values()):
-            echo(f"{', '.join(name for name in chosen if chosen[name] == option)}:", *option.lines())
+            best = [name for name in chosen if chosen[name] == option]
+            echo(f"{', '.join(best)}:", *option.lines())
+            for others in {text: None for name in best if (text := _named(tied[name]))}:
+                of = ", ".join(name for name in best if _named(tied[name]) == others)
+                echo(f"    {of}: a tie with {others}")
             if any(option.cost(name, 2) > most for name, (most, _) in limits.items()):
                 echo(f"    the upper end of an interval exceeds {wanted}")
         if "least energy" in chosen and not all(option.joules for option in feasible):
             echo("Least energy is that of the options whose energy is known: nobody published ratios of energy.")
         echo("Expected values, with the interval in parentheses. A service unit of one site is not that of another.")
+        if any(tied.values()):
+            echo("A tie: the expected value of the other lies within the interval of this one.")
     else:
         echo(f"No option keeps to {wanted}.", *(f"    {line}" for line in otherwise))
     return 0 if feasible else 1
+
+
+def _tied(option: Option, name: str, others: Sequence[Option]) -> list[Option]:
+    """Return the other options that are not worse by more than the interval of this one, which is the best."""
+    tied = [other for other in others if other != option and other.cost(name) <= option.cost(name, 2) < math.inf]
+    return sorted(tied, key=methodcaller("cost", name))
+
+
+def _named(options: Sequence[Option]) -> str:
+    return list_some(list(map(str, options)))
 
 
 def _parse(wishes: Sequence[str]) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def compare(
     """Compare two datasets, cell by cell.
 
     Cells that do the same work stand side by side, with what differs in their environments. A cell is worse if the
-    whole 95 % interval of the ratio is, or the ratio itself if there are too few runs. `report NEW --compare OLD`
+    whole 95 % interval of the change is, or the change itself if there are too few runs. `report NEW --compare OLD`
     writes the same tables into the page.
     """
 

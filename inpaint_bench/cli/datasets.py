@@ -159,7 +159,8 @@ def run_compare(
             for recipe, overrides in table.rows:
                 echo(f"To launch {recipe}: {overrides}")
         else:
-            whole = replace(table.brief(range(len(table.rows))), note=table.note)
+            # What differs is shown whole: `brief` leaves out a side that knows none of these facts.
+            whole = replace(table.brief(range(len(table.rows))), note=table.note) if table.lead_columns else table
             render.to_terminal(whole, Terminal())
             if len(whole.columns) < len(table.columns):
                 echo("The means, and how many runs and cards they are of: --json.", "")

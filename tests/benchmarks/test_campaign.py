@@ -75,6 +75,14 @@ def test_a_cell_is_found_by_its_levers_whatever_its_runs_are_called(runs, line, 
     assert {name for same in by_gpu.values() for name in same["dataset"]} == datasets
 
 
+def test_runs_with_position_tokens_do_not_count_for_a_command_without_them(runs):
+    """Regression: 3 runs without tokens and 8 with them were one row of 11, called complete."""
+    line = {**LINE, "recipe": "tuned_hopper", "since": "2026-11-26"}
+    assert "2026-11-26-h200-finetune" in campaign.select(line, runs)["h200"]["dataset"]
+    own = campaign.select({**line, "command": "inpaint-bench launch -m model.location_tokens=0"}, runs)["h200"]
+    assert {*own["dataset"]} == {"2026-11-27-h200-yardstick"}
+
+
 def test_a_row_has_the_figures_of_a_type_of_card_and_what_is_missing(runs):
     line = {**LINE, "recipe": "tuned_online", "since": "2026-11-27"}
     left, (h100, h200) = campaign.rows(line, runs)

@@ -43,6 +43,16 @@ def test_three_options_keep_to_the_limits(capsys: pytest.CaptureFixture[str]) ->
     assert best["hours"][0] * 3600 == pytest.approx(104_000 / rate.images_per_s + rate.other_s)
 
 
+def test_options_that_the_intervals_do_not_tell_apart_are_called_a_tie(capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: Delta's A40 was the fastest and the cheapest, though GRACE's has the same hours."""
+    wishes = [*WISHES, "gpu=a40", "recipe=poster_baseline", "batch=16"]
+    tie = "    fastest, cheapest, published: a tie with a40 at grace, recipe poster_baseline, batch 16\n"
+    assert tie in advise(capsys, *wishes)
+    found = json.loads(advise(capsys, *wishes, "--json"))
+    assert [option["site"] for option in found["tied"]["fastest"]] == ["grace"]
+    assert "a tie" not in advise(capsys, *wishes, "site=delta")
+
+
 @pytest.mark.parametrize(
     ("gpu", "batch", "hours"),
     [("a40", 4, 4.12), ("a40", 8, 3.5), ("a40", 16, 3.13), ("a100", 4, 2.57), ("a100", 16, 1.84)],

@@ -188,3 +188,15 @@ def test_what_is_missing_of_two_sides_is_said(
 ) -> None:
     assert app.main(["compare", str(MEASURED), *more]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_side_that_knows_no_fact_keeps_its_column(
+    changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: a new dataset without cards had the column Old only, and again a hint on the means."""
+    unknown = changed(pl.lit(None, pl.String).alias("gpu_uuid"))
+    assert app.main(["compare", str(MEASURED), str(unknown)]) == 0
+    out = capsys.readouterr().out
+    lines = out.partition("What differs between the compared runs")[2].splitlines()
+    assert next(line.split() for line in lines if line.strip()) == ["Fact", "Old", "New"]
+    assert out.count("The means, and how many runs") == 1

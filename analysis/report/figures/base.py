@@ -3,18 +3,18 @@
 import hashlib
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import altair as alt
 import numpy as np
 import polars as pl
 
 from analysis import recipe_labels
-from analysis.units import gpu_label, gpu_order
+from analysis.units import gpu_label, gpu_order, made
 from inpaint_bench.core.console import pluralize
 
 from . import svg
@@ -54,6 +54,27 @@ class Figure:
     @property
     def titled_spec(self) -> Spec:
         return {**self.spec, "title": {"text": self.title, "subtitle": self.subtitle}}
+
+    def made_by(self, workload_of: Mapping[str, str]) -> Self:
+        """Return the figure with the units of what the workloads of its runs make."""
+        workloads = {workload_of[run_id] for run_id in self.run_ids if run_id in workload_of}
+        lines = [self.subtitle] if isinstance(self.subtitle, str) else self.subtitle
+        subtitle = [made(line, workloads) for line in lines]
+        title, caption = made(self.title, workloads), made(self.caption, workloads)
+        spec = _with_titles(self.spec, workloads)
+        return replace(self, title=title, subtitle=subtitle, caption=caption, spec=spec)
+
+
+def _with_titles(part: Any, workloads: Collection[str]) -> Any:
+    """Return a part of a specification, in which the titles of axes have the units of what these workloads make."""
+    if isinstance(part, list):
+        return [_with_titles(each, workloads) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: made(value, workloads) if key == "title" and isinstance(value, str) else _with_titles(value, workloads)
+        for key, value in part.items()
+    }
 
 
 def figure(

@@ -166,12 +166,14 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     ]
     columns = ["Recipe", "Steps", "Loss of the reference", "Difference, mean", "lowest seed", "highest seed"]
     columns += ["Deviation over seeds"]
-    ids = dataset.runs.filter(pl.col("recipe").is_in([reference, *tested]))["run_id"].to_list()
+    compared = dataset.runs.filter(pl.col("recipe").is_in([reference, *tested]))
+    ids = compared["run_id"].to_list()
     note = f"Reference: {reference}."
     blocks = build.table("loss-curves", "Losses of equal steps", columns, rows, note=note)
     section = Section(
         title=title,
         kind="training curves",
+        studied=compared["workload"][0],
         answer=" ".join(_verdict(name, reference, each, block) for name, each in comparisons.items()),
         best="not shown equal" if any(each.problems() for each in comparisons.values()) else _EQUAL,
         paragraphs=[_METHOD],

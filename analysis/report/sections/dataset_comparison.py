@@ -17,8 +17,8 @@ from analysis.report import names
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats import cells
 from analysis.stats.cells import CELL_KEYS, Cell
-from analysis.stats.intervals import ONE_CARD_EACH, Gain
-from analysis.units import number
+from analysis.stats.intervals import Gain
+from analysis.units import made, number
 from inpaint_bench.core.errors import UserError
 
 from .study_tables import gain_text
@@ -41,7 +41,7 @@ class Verdict(StrEnum):
     BETTER = "better"
     BETTER_BY_MEAN = "better, no interval"
     SIMILAR = "no difference shown"
-    ONE_CARD = ONE_CARD_EACH  # and no difference shown
+    ONE_CARD = "no difference shown between cards"  # one card, or one card set, each
     UNKNOWN = "not comparable"  # no value on a side, or its runs disagree
 
 
@@ -95,7 +95,8 @@ class DatasetComparison:
             verdicts = {metric: pair.verdict(metric, tolerance) for metric in known}
             bad = {metric: verdict for metric, verdict in verdicts.items() if verdict in FAILURES}
             texts += [f"{cell_name(pair.new)}: {metric} {verdict}" for metric, verdict in bad.items()]
-            texts += [] if known else [f"{cell_name(pair.new)}: the old dataset has neither images/s nor J/image of it"]
+            neither = made("the old dataset has neither images/s nor J/image of it", [pair.new["workload"]])
+            texts += [] if known else [f"{cell_name(pair.new)}: {neither}"]
         return texts
 
 
@@ -183,8 +184,8 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
     rows = [_row(pair, tolerance) for pair in comparison.pairs]
     limit = "" if tolerance is None else f" by more than {100 * tolerance:g} %"
     notes = [
-        f"Worse, better: the whole interval of the ratio is{limit}, in images/s or in energy; where there are too few "
-        "runs for an interval, the ratio of the means. Changes of energy are computed as those of images/s.",
+        f"Worse, better: the whole interval of the change is on that side of 0{limit}, in images/s or in energy; where "
+        "there are too few runs for an interval, the change of the means. Energy is compared as images/s are.",
         *names.of_many(len(rows)),
     ]
     if comparison.is_copy:
@@ -197,7 +198,8 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
     strong = frozenset(i for i, row in enumerate(rows) if row[2].startswith(Verdict.WORSE))
     lead = {"lead_columns": (*columns[:5],), "lead_rows": (*sorted(range(len(rows)), key=lambda i: i not in strong),)}
     title = "Old and new dataset"
-    return build.table("comparison", title, columns, rows, note=" ".join(notes), strong_rows=strong, **lead)
+    table = build.table("comparison", title, columns, rows, note=" ".join(notes), strong_rows=strong, **lead)
+    return table.made_by([pair.new["workload"] for pair in comparison.pairs])
 
 
 def _row(pair: CellPair, tolerance: float | None) -> list[str]:
@@ -215,7 +217,8 @@ def _result(pair: CellPair, tolerance: float | None) -> str:
         return Verdict.UNKNOWN
     metric, verdict = min(known.items(), key=lambda item: list(Verdict).index(item[1]))
     others = set(known.values()) - {verdict}
-    return f"{verdict} ({ALL_METRICS[metric].label.lower()})" if others else str(verdict)
+    label = made(ALL_METRICS[metric].label.lower(), [pair.new["workload"]])
+    return f"{verdict} ({label})" if others else str(verdict)
 
 
 def _environment(build: TableBuilder, comparison: DatasetComparison, old: Dataset, new: Dataset) -> Table:

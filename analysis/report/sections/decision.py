@@ -47,7 +47,7 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
         decisions = [d for d in decisions if d.fastest or d.cell[f"{_RATE}_n"]]
         decisions.sort(key=lambda d: -(d.cell[_RATE] or 0))
         # A study at one batch answers what to take.
-        studied = workload == published.WORKLOAD and any(section.kind in KINDS.values() for section in others)
+        studied = any(section.kind in KINDS.values() and section.studied == workload for section in others)
         is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
         if decisions:
             work = names.capitalize(names.work(workload, group["model"]))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import altair as alt
 import polars as pl
@@ -14,7 +15,7 @@ from analysis.report.estimate import Estimate
 from analysis.report.figures import base, svg
 from analysis.report.figures.by_batch import interval_note
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
-from analysis.stats.cells import CELL_KEYS, Cell, compare
+from analysis.stats.cells import CELL_KEYS, WORK_KEYS, Cell, compare, key_text
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 
@@ -61,18 +62,30 @@ class Series:
 
 
 def sections(build: TableBuilder) -> list[Section]:
-    """Return the section on scaling; empty if no cell has another number of GPUs than one like it."""
-    found = list(find_series(build.cells))
-    section = Section(
-        title="Scaling over GPUs",
+    """Return a section per kind of work on scaling; none if no cell has another number of GPUs than one like it."""
+    works: dict[tuple[Any, ...], list[Series]] = {}
+    for series in find_series(build.cells):
+        works.setdefault(tuple(series.cells[0][key] for key in WORK_KEYS), []).append(series)
+    return [_section(build, found, f"-{index}" if index else "") for index, found in enumerate(works.values())]
+
+
+def _section(build: TableBuilder, found: list[Series], suffix: str) -> Section:
+    """Return the section of one kind of work, which it names beside other work."""
+    cell = found[0].cells[0]
+    varying = (key_text(cell, key) for key in WORK_KEYS if build.cells[key].n_unique() > 1)
+    work = ", ".join(filter(None, varying))
+    title = ": ".join(filter(None, ["Scaling over GPUs", work]))
+    published = [] if suffix else [nemo.scaling(build), nemo.gpu_comparison(build)]
+    return Section(
+        title=title,
         kind="scaling over GPUs",
-        answer=_answer(found) if found else "",
+        studied=cell["workload"],
+        answer=": ".join(filter(None, [work, _answer(found)])),
         best=f"{number(max((cell[_RATE] for series in found for cell in series.cells), default=None))} images/s",
         paragraphs=[_METHOD, *(series.worth() for series in found)],
-        tables=[_table(build, found), _communication(build, found), nemo.scaling(build), nemo.gpu_comparison(build)],
-        figures=[_figure(found)] if found else [],
+        tables=[_table(build, found, title, suffix), _communication(build, found, suffix), *published],
+        figures=[_figure(found, suffix)],
     )
-    return [section] if found else []
 
 
 def _answer(all_series: list[Series]) -> str:
@@ -115,7 +128,7 @@ def find_series(cells: pl.DataFrame) -> Iterator[Series]:
                         yield Series(kind=kind, batch=rows[column][0], cells=rows.to_dicts())
 
 
-def _table(build: TableBuilder, all_series: list[Series]) -> Table:
+def _table(build: TableBuilder, all_series: list[Series], title: str, suffix: str) -> Table:
     columns = ["Scaling", "GPU", "Site", "Recipe", "Batch per GPU", "Batch in total", "GPUs", "Nodes"]
     columns += [*COUNTS, METRICS[_RATE].heading, "Ideal [images/s]", "Efficiency [%]", "GPU-hours per epoch"]
     columns += [METRICS[name].heading for name in _ENERGY]
@@ -142,11 +155,12 @@ def _table(build: TableBuilder, all_series: list[Series]) -> Table:
     for i in ranked:  # a reference once, also if several series have it
         series, cell = cells[i]
         order.setdefault((*cell["run_ids"], *([] if cell is series.cells[0] else [series.label])), i)
-    title = "Scaling over GPUs"
-    return build.table("scaling", title, columns, rows, note=note, lead_columns=lead, lead_rows=(*order.values(),))
+    return build.table(
+        f"scaling{suffix}", title, columns, rows, note=note, lead_columns=lead, lead_rows=(*order.values(),)
+    )
 
 
-def _communication(build: TableBuilder, all_series: list[Series]) -> Table:
+def _communication(build: TableBuilder, all_series: list[Series], suffix: str) -> Table:
     profiles = build.runs.select("run_id", "profile").drop_nulls()
     facts = {run_id: json.loads(profile).get("communication") or {} for run_id, profile in profiles.iter_rows()}
     cells = {tuple(cell["run_ids"]): cell for series in all_series for cell in series.cells}
@@ -168,10 +182,10 @@ def _communication(build: TableBuilder, all_series: list[Series]) -> Table:
         "Of profiled steps of rank 0, which are no measurement of speed. A kernel of communication also waits for the "
         "other GPUs. Exposed: no other kernel ran at the same time; on a CPU that is not known."
     )
-    return build.table("communication", "Time in communication", columns, rows, note=note)
+    return build.table(f"communication{suffix}", "Time in communication", columns, rows, note=note)
 
 
-def _figure(all_series: list[Series]) -> base.Figure:
+def _figure(all_series: list[Series], suffix: str) -> base.Figure:
     shown = all_series[: len(svg.SERIES)]
     points = [
         {"series": series.label, "gpu": cell["gpu"], "recipe": f"{series.kind} {cell['recipe']}", "gpus": cell["gpus"]}
@@ -195,4 +209,5 @@ def _figure(all_series: list[Series]) -> base.Figure:
     omitted = len(all_series) - len(shown)
     notes = [f"The table has {omitted} more series."] if omitted else []
     caption = [dashed, interval_note(rows, limits), *notes, base.n_note(run_ids, rows.height)]
-    return base.figure("fig-scaling", "Images/s over GPUs", "Solid: measured; dashed: ideal", caption, layers, run_ids)
+    title, subtitle = "Images/s over GPUs", "Solid: measured; dashed: ideal"
+    return base.figure(f"fig-scaling{suffix}", title, subtitle, caption, layers, run_ids)

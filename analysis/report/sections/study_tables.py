@@ -48,6 +48,7 @@ def sections(build: TableBuilder) -> list[Section]:
         Section(
             title=f"{TITLES[study.kind]}: {study.setting}",
             workload=study.name,
+            studied=study.workload,
             kind=KINDS[study.kind],
             answer=_answer(study),
             best=f"{number(max(filter(None, _speeds(study)), default=None))} images/s",
@@ -100,7 +101,7 @@ def table(build: TableBuilder, study: Comparison) -> Table:
         order.sort(key=lambda index: -(_speeds(study)[index] or 0))
     return build.table(
         study.name,
-        f"{TITLES[study.kind]}: {study.setting}, {study.workload_label}",
+        ", ".join(filter(None, [f"{TITLES[study.kind]}: {study.setting}", study.workload_label])),
         columns,
         [_row(study, index) for index in range(len(study.steps))],
         note=_note(study),
@@ -252,7 +253,8 @@ def draw(study: Comparison) -> Figure | None:
         notes = ["Not significant if the interval contains 0. Hollow: too few runs for an interval."]
         notes += [base.CUT_NOTE] if base.is_cut(rows, limits) else []
     run_ids = [row["run_id"] for step in study.steps for row in step.runs]
-    notes += [f"Workload: {study.workload_label}.", base.n_note(run_ids, sum(bool(step.runs) for step in study.steps))]
+    notes += [f"Equal in every step: {study.workload_label}."] if study.workload_label else []
+    notes += [base.n_note(run_ids, sum(bool(step.runs) for step in study.steps))]
     title = f"{TITLES[study.kind]}: {study.setting}"
     return base.figure(f"fig-{study.name}", title, subtitle, notes, _chart(study, rows, limits), run_ids)
 

@@ -66,16 +66,18 @@ def section(
     unit = "step" if rate == "steps_per_s" else "volume"
     order = sorted((i for i, row in enumerate(rows) if row[rate]), key=lambda i: -rows[i][rate])
     fastest = {(rows[i]["model"], rows[i]["batch"]): rows[i] for i in reversed(order)}
-    texts = []
+    texts, gpus = [], {row["gpu"] for row in fastest.values()}
     for row in reversed(fastest.values()):
         few = f" ({names.count_runs(row['n'])})" if row["n"] < MIN_RUNS else ""
         energy = f" and {number(row[joules])} J/{unit}" if row[joules] else ""
-        text = f"{row['model']}: {number(row[rate])} {unit}s/s{energy} with {row['recipe']}{few}"
+        where = f" on {names.gpu(row['gpu'])}" if len(gpus) > 1 else ""
+        text = f"{row['model']}: {number(row[rate])} {unit}s/s{energy} with {row['recipe']}{where}{few}"
         ratio = f", {names.versus(row['speedup'], 'the plain recipe')} (fp32)" if (row["speedup"] or 1) != 1 else ""
         texts.append(f"{text}{ratio}")
     networks = dict.fromkeys(row["model"].partition(" ")[0] for row in reversed(fastest.values()))
     makes = names.join([f"{name} makes {MAKES[name]}" for name in networks if name in MAKES])
     explained = f" Med-DDPM's {makes}." if makes else ""
+    place = f"On {names.gpu(rows[order[0]]['gpu'])}, " if len(gpus) == 1 else ""
     keys = ["GPU", "Site", "Network", "Batch", "Recipe", "Precision", *COUNTS]
     cells = []
     for row in rows:
@@ -90,7 +92,7 @@ def section(
     id, title = f"volume3d-{verb}", f"Volume diffusion, {verb}: by recipe"
     return Section(
         title=f"Volume diffusion: {verb}",
-        answer=f"On {names.gpu(rows[order[0]]['gpu'])}, {'; '.join(texts)}.{explained}" if texts else "",
+        answer=f"{place}{'; '.join(texts)}.{explained}" if texts else "",
         best=f"{number(rows[order[0]][rate])} {unit}s/s" if texts else "",
         tables=[build.table(id, title, [*keys, *columns], cells, **options)],
         figures=[_figure(f"fig-{id}", [rows[i] for i in shown], rate, unit, run_ids)] if texts else [],

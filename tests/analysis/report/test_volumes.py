@@ -1,5 +1,6 @@
 """The sections of volume diffusion: speed-ups over fp32 with validation beside them, and the published figures."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,11 @@ import polars as pl
 from analysis.columns import SCHEMA
 from analysis.dataset import open_dataset
 from analysis.merge import merge
+from analysis.report import contents
+from analysis.report.sections import dataset_comparison
 from analysis.report.tables import TableBuilder
 from analysis.report.workloads import volume3d_sample, volume3d_train
+from inpaint_bench.core.paths import ROOT
 from tests.analysis.build import write_run
 from tests.analysis.report.sections.test_counters import write
 
@@ -149,3 +153,39 @@ def test_sampling_shows_the_agreement_with_the_baseline():
     assert [row["Difference to other weights"] for row in shown] == ["\u2013", "0.0300"]
     assert "Then sets: 8 samples and as many held-out volumes" in section.tables[0].note
     assert section.paragraphs == ["Batches with voxels that are NaN or infinite: 1."]
+
+
+def test_the_answer_names_the_card_of_each_network() -> None:
+    """Regression: `On an H100` stood before the rate of another network, which only an H200 had run."""
+    runs, results = _runs(), _results()
+    assert volume3d_train.section(TableBuilder(runs=runs), results, runs).answer.startswith("On an H200, whole_head")
+    brats = runs.with_columns(run_id=pl.col("run_id") + "-b", model=pl.lit("brats"), gpu=pl.lit("h100"))
+    both = pl.concat([runs, brats])
+    results = pl.concat([results, results.with_columns(run_id=pl.col("run_id") + "-b")])
+    answer = volume3d_train.section(TableBuilder(runs=both), results, both).answer
+    recipe = "with fp32+tf32+channels_last"
+    assert not answer.startswith("On ")
+    assert f"brats: 3.00 steps/s and 66.7 J/step {recipe} on an H100 (1 run)" in answer
+    assert f"whole_head 128x128x128: 3.00 steps/s and 66.7 J/step {recipe} on an H200 (1 run)" in answer
+
+
+def test_rates_and_energies_of_volumes_are_not_those_of_images() -> None:
+    """Regression: the headings of volumes were `Images/s`, `Energy [J/image]` and `GPU-h per million images`."""
+    shown = {}
+    for name in ("2026-11-23-h200-volumes", "2026-11-28-h200-breadth"):
+        dataset = open_dataset(ROOT / "benchmarks" / "results" / name)
+        report = contents.make_report(dataset, TableBuilder(runs=dataset.runs), [], [])
+        shown[name] = {table.id: table.columns for table in report.tables}
+        if name.endswith("volumes"):
+            assert not [column for table in report.tables for column in table.columns if "mage" in column]
+            specs = [json.dumps(each.titled_spec) for each in report.figures if each.id.startswith("fig-")]
+            assert any("Volumes/s" in spec for spec in specs)
+            assert not any("Images/s" in spec or "J/image" in spec for spec in specs)
+            only = dataset_comparison.compare(dataset.runs, dataset.runs)
+            table, *_ = dataset_comparison.tables(TableBuilder(runs=dataset.runs), only, dataset, dataset)
+            assert {"Change of volumes/s", "Energy [J/volume], old"} <= {*table.columns}
+    mixed = shown["2026-11-28-h200-breadth"]
+    assert "Images (volumes)/s" in mixed["throughput"]
+    assert "Energy [J/image (volume)]" in mixed["energy"]
+    decisions = [columns for id, columns in mixed.items() if id.startswith("decision")]
+    assert {"Images/s", "Volumes/s"} <= {name for columns in decisions for name in columns}

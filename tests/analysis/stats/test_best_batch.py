@@ -98,6 +98,13 @@ def test_one_run_per_side_gives_a_ratio_without_interval() -> None:
     assert TableBuilder(runs=frame(*rows)).gpu_ratios().rows[0][2] == "8: 2.00 (one card each)"
 
 
+def test_a_cell_counts_the_cards_of_runs_on_two_gpus_in_one_way() -> None:
+    """Regression: four cards of two runs were `2 cards` among what the runs differ in."""
+    rows = runs_of(8, 10.0, card="GPU-1, GPU-2", gpus=2) + runs_of(8, 10.0, card="GPU-3, GPU-4", gpus=2, run_id="r-b")
+    (cell,) = build_cells(frame(*rows)).to_dicts()
+    assert (cell["cards"], cell["differences"]) == (4, "4 cards")
+
+
 def test_recipes_outside_studies_are_compared_by_pairs_of_card_and_seed() -> None:
     rows = runs_of(8, 10.0, 11.0, 12.0) + runs_of(8, 11.0, 12.1, 13.2, recipe="tf32")
     table = study_tables.recipe_comparison(TableBuilder(runs=frame(*rows)))

@@ -226,6 +226,17 @@ def test_two_single_cards_of_unknown_variance_have_no_interval() -> None:
     assert (result.low, result.one_card_each) == (None, True)
 
 
+def test_runs_on_two_gpus_are_not_called_one_card_each() -> None:
+    """Regression: 2 H200 beside another 2 H200, four cards, stood there as `one card each`."""
+    apart = intervals.gain(of_card("a, b", 102.0), of_card("c, d", 100.0))
+    assert apart is not None
+    assert apart.remark == "one card set each"
+    sides = [of_card("a, b", value) + of_card("c, d", value) + of_card("e, f", value) for value in (102.0, 100.0)]
+    paired = intervals.gain(*sides, min_df=intervals.MIN_DF)
+    assert paired is not None
+    assert paired.remark == "paired within 3 card sets"
+
+
 def test_three_cards_each_do_not_add_it_again() -> None:
     sides = [[((f"{side}{card}", 0), 100.0 + card) for card in range(3)] for side in "ab"]
     with_cards, without = (intervals.gain(*sides, card_sd=sd) for sd in (0.05, 0.0))

@@ -261,3 +261,17 @@ def test_published_pipeline_is_shown_only_for_h200_at_batch_16() -> None:
     (table,) = poster.pipeline(TableBuilder(runs=frame(*rows)))
     assert {cell for row in table.rows for cell in row[4:]} == {"\u2013"}
     assert poster.pipeline(TableBuilder(runs=frame(*rows[:2]))) == []
+
+
+def test_studies_of_different_work_say_whose_they_are() -> None:
+    """Regression: in a merge of two workloads both were `Ladder: H200, batch 16`, also on one and on two GPUs."""
+    rows = [run("ladder", "baseline", 10.0), run("ladder", "baseline", 10.0, gpus=2, run_id="r-2")]
+    other = {"workload": "volume3d_train", "model": "brats", "resolution_px": None, "run_id": "r-3"}
+    assert [each.setting for each in study.comparisons(frame(rows[0]))] == ["H200, batch 16"]
+    assert [each.setting for each in study.comparisons(frame(*rows, run("ladder", "baseline", 1.0, **other)))] == [
+        "H200, batch 16, finetune_inpaint, sd15_inpaint, 1 GPU",
+        "H200, batch 16, finetune_inpaint, sd15_inpaint, 2 GPUs",
+        "H200, batch 16, volume3d_train, brats, 1 GPU",
+    ]
+    inference = {"run_id": "r-4", "workload": "sd_inference", "gpu": "h200"}
+    assert study.comparisons(frame(rows[0], inference))[0].setting == "H200, batch 16, finetune_inpaint"

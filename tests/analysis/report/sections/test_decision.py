@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from analysis import site_rates
-from analysis.report.sections import decision
+from analysis.report.sections import decision, study_tables
 from analysis.report.tables import Table, TableBuilder
 from analysis.site_rates import Rate
 from inpaint_bench.core import paths
@@ -109,6 +109,16 @@ def test_the_winner_of_the_answer_is_the_strong_row_also_if_it_ran_in_a_study_on
     assert table.rows[0][0] == "A40 \u00b7 tf32"
     assert "recipe tf32: 30.0 images/s" in section.answer
     assert table.row_runs[0] == [row["run_id"] for row in rows if row.get("recipe") == "tf32"]
+
+
+def test_a_study_of_another_workload_does_not_answer_what_to_take() -> None:
+    """Regression: a study of volumes hid the answer of the inpainting runs beside it, of one batch."""
+    study = {"study_name": "ladder", "study_base": "fp32", "study_levers": "tf32", "workload": "volume3d_train"}
+    rows = runs_of(1, 1.0, recipe="fp32", recipe_parts="fp32", model="brats", **study)
+    build = TableBuilder(runs=frame(*rows, *runs_of(8, 10.0), *runs_of(8, 12.0, recipe="tf32")))
+    answers = {each.workload: each.answer for each in decision.sections(build, study_tables.sections(build))}
+    assert answers["finetune_inpaint"].startswith("Take an A40, batch 8, recipe tf32")
+    assert not answers["volume3d_train"]
 
 
 def test_the_first_screen_has_the_eight_fastest_and_the_whole_table_every_recipe() -> None:

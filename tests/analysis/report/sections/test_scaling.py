@@ -133,3 +133,16 @@ def test_the_first_screen_shows_each_reference_once_and_two_numbers_of_gpus_have
     assert "logarithmic" not in found.figures[0].caption
     more, _ = section(runs((1, 1, 16, 40.0), (1, 2, 16, 78.0), (1, 4, 16, 150.0)))
     assert "Both axes are logarithmic." in more.figures[0].caption
+
+
+def test_scaling_of_different_work_has_a_section_each_that_says_whose_it_is() -> None:
+    """Regression: one answer ranked the rates of two models, and no row told them apart."""
+    cells = ((1, 1, 16, 40.0), (1, 2, 16, 78.0))
+    assert section(runs(*cells))[0].title == "Scaling over GPUs"
+    two = runs(*cells).runs
+    two = pl.concat([two, two.with_columns(model=pl.lit("sdxl"), run_id=pl.col("run_id") + "-b")])
+    first, second = scaling.sections(TableBuilder(runs=two))
+    assert (first.title, second.title) == ("Scaling over GPUs: sd15_inpaint", "Scaling over GPUs: sdxl")
+    assert first.answer.startswith("sd15_inpaint: 2 H200 reach 78.0 images/s")
+    ids = [each.id for found in (first, second) for each in (*found.tables, *found.figures)]
+    assert len(ids) == len(set(ids))
