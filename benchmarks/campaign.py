@@ -113,7 +113,8 @@ def rows(line: Line, runs: pl.DataFrame) -> tuple[float, list[str]]:
         lacks = dict(zip(("more run", "more card"), missing(line, same), strict=True))
         left.append(max(lacks["more run"], -(-lacks["more card"] // int(line["gpus"] or 1))))
         lacking = ", ".join(pluralize(number, noun) for noun, number in lacks.items() if number) or "**complete**"
-        means = [Figure("", name, 2).mean_text(same) for name in ("images_per_s", "joules_per_image")]
+        digits = 4 if line["workload"] == "volume3d_sample" else 2  # a volume takes many seconds
+        means = [Figure("", name, digits).mean_text(same) for name in ("images_per_s", "joules_per_image")]
         done = f"{gpu_label(gpu)}: n = {same.height}, {pluralize(cards, 'card')}" if same.height else DASH
         texts.append(row([cell, plan, done, *means, lacking, ", ".join(same["dataset"].unique().sort())]))
     return line["minutes"] * min(left), texts
