@@ -50,7 +50,12 @@ class VolumeConfig(WorkloadConfig):
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "nifti")
     capabilities: ClassVar[tuple[str, ...]] = ("volumes", "one_shape")
     unread: ClassVar[tuple[str, ...]] = (
-        *("model", "quality", "data.resolution_px", "data.masks", "data.full_mask_share", "data.block_m"),
+        "model",
+        "quality",
+        "data.resolution_px",
+        "data.masks",
+        "data.full_mask_share",
+        "data.block_m",
     )
     network: str = one_of("whole_head", "brats", "tiny", default="whole_head")  # tiny: for tests
     volume: list[int] = field(default_factory=list)  # voxels of the three sides; empty: as published for the network
