@@ -229,6 +229,11 @@ def key_text(row: Cell, name: str) -> str:
     return _TEXTS.get(name, str)(row[recipe_labels.COLUMN if name == "recipe" else name])
 
 
+def work_text(row: Cell, cells: pl.DataFrame) -> str:
+    """Return what the work of a cell differs in from that of others: `256 px`; empty if all do the same."""
+    return ", ".join(filter(None, (key_text(row, key) for key in WORK_KEYS if cells[key].n_unique() > 1)))
+
+
 def add_series(table: pl.DataFrame) -> pl.DataFrame:
     """Add the label `series`: the GPU, and every key that varies within this table."""
     varying = varying_keys(table)

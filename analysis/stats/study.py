@@ -25,6 +25,7 @@ LADDER, ONE_AT_A_TIME, LEAVE_ONE_OUT = "ladder", "one_at_a_time", "leave_one_out
 TITLES = {LADDER: "Ladder", ONE_AT_A_TIME: "One lever at a time", LEAVE_ONE_OUT: "All levers but one"}
 _PLAIN = {BASELINE, EARLIER}
 NOT_RUN = "not run yet"
+_WORK = ("workload", "model", "variant", "gpus", "nodes", "resolution_px")
 Row = dict[str, Any]  # row of runs.parquet
 
 
@@ -145,9 +146,8 @@ def comparisons(runs: pl.DataFrame) -> list[Comparison]:
     groups = comparable_groups(rows, "study_name", "study_base", "study_levers")
     groups.sort(key=lambda group: _order(group.row(0, named=True)))
     # Beside other work a study has to say whose it is; of nothing else in the dataset its kind is known without.
-    of_all, of_studies = ("workload", "model"), ("site", "variant", "gpus", "nodes", "resolution_px")
-    sides = ((runs, of_all), (rows, of_studies))
-    varying = {key for side, keys in sides for key in keys if side[key].drop_nulls().n_unique() > 1}
+    among = {key: runs if key in ("workload", "model") else rows for key in ("site", *_WORK)}
+    varying = {key for key, table in among.items() if table[key].drop_nulls().n_unique() > 1}
     return [_comparison(group, index, varying) for index, group in enumerate(groups)]
 
 
@@ -200,9 +200,7 @@ def _comparison(group: pl.DataFrame, index: int, varying: Collection[str]) -> Co
         steps.append(Step(label=label, recipe=name, attempts=attempts, added=added[place]))
     first["resolution_px"] = next(iter(group["resolution_px"].drop_nulls()), None)
     first["model"] = first["model"] or "model unknown"
-    work = {
-        key: cells.key_text(first, key) for key in ("workload", "model", "variant", "gpus", "nodes", "resolution_px")
-    }
+    work = {key: cells.key_text(first, key) for key in _WORK}
     named = [text for key, text in work.items() if key in varying]
     equal = [text for key, text in work.items() if key not in varying and first[key] != 1]  # one GPU, one node
     site = [first["site"]] if "site" in varying else []

@@ -103,9 +103,12 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
         for option in dict.fromkeys(chosen.values()):
             best = [name for name in chosen if chosen[name] == option]
             echo(f"{', '.join(best)}:", *option.lines())
-            for others in {text: None for name in best if (text := _named(tied[name]))}:
-                of = ", ".join(name for name in best if _named(tied[name]) == others)
-                echo(f"    {of}: a tie with {others}")
+            by_tie: dict[str, list[str]] = {}
+            for name in best:
+                by_tie.setdefault(list_some(list(map(str, tied[name]))), []).append(name)
+            for others, in_these in by_tie.items():
+                if others:
+                    echo(f"    {', '.join(in_these)}: a tie with {others}")
             if any(option.cost(name, 2) > most for name, (most, _) in limits.items()):
                 echo(f"    the upper end of an interval exceeds {wanted}")
         if "least energy" in chosen and not all(option.joules for option in feasible):
@@ -122,10 +125,6 @@ def _tied(option: Option, name: str, others: Sequence[Option]) -> list[Option]:
     """Return the other options that are not worse by more than the interval of this one, which is the best."""
     tied = [other for other in others if other != option and other.cost(name) <= option.cost(name, 2) < math.inf]
     return sorted(tied, key=methodcaller("cost", name))
-
-
-def _named(options: Sequence[Option]) -> str:
-    return list_some(list(map(str, options)))
 
 
 def _parse(wishes: Sequence[str]) -> dict[str, Any]:

@@ -170,13 +170,15 @@ def _counted_calls(observed: Observation[Any]) -> Iterator[None]:
 
         return call
 
+    def count_block(*_: Any) -> None:
+        observed.calls["block"] += 1
+
     hooks = []
     if isinstance(execution, StepComponents):
         # Gradient checkpointing shows here: it runs a block once more in the backward pass. NhwcUNet excludes it. The
         # last one, because the backward pass may end before the first: at the first adapter.
         networks = execution.networks
-        last = networks.architecture.last_layer(networks.unet)
-        hooks.append(last.register_forward_pre_hook(lambda *_: observed.calls.update(block=1)))
+        hooks.append(networks.architecture.last_layer(networks.unet).register_forward_pre_hook(count_block))
     execution.calls |= {role: counted(role, function) for role, function in originals.items()}
     try:
         yield

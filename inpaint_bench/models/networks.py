@@ -20,7 +20,7 @@ from .architectures import nhwc_vae
 from .architectures.base import Architecture
 from .architectures.location import LocationEncoder
 from .architectures.nhwc_unet import NhwcUNet
-from .weights_folder import numbered, weights_path
+from .weights_folder import check_side, numbered, weights_path
 
 LATENT_CHANNELS = nhwc_vae.LATENT_CHANNELS
 INPUT_CHANNELS = 9  # noisy latents 4, mask 1, masked-image latents 4: the checkpoint's order
@@ -186,9 +186,7 @@ def build_run_networks(bench: BenchConfig, device: torch.device, centre: tuple[f
     torch.manual_seed(FROZEN_SEED)
     networks = build_networks(bench.model, device, centre, inputs=bench.workload.unet_channels)
     multiple_px = networks.downscale * networks.architecture.multiple(networks.unet)  # both halve sides
-    if bench.data.resolution_px % multiple_px:
-        given = f"data.resolution_px={bench.data.resolution_px}"
-        raise UserError(f"{given}: model {bench.model.name} needs a multiple of {multiple_px}")
+    check_side(bench.model.name, bench.data.resolution_px, multiple_px)
     return networks
 
 

@@ -201,14 +201,17 @@ def check_model(model: ModelConfig, folder: Path) -> int | None:
     return 4 if model.text_to_image else 9
 
 
-def check_side(model: ModelConfig, side_px: int, folder: Path | None) -> None:
-    """Raise UserError for a side of images that the networks in a folder, or those configured, cannot halve."""
-    if folder:
-        unet: Any = {} if model.transformer else read_json(folder / "unet/config.json")
-        vae: Any = read_json(folder / "vae/config.json")
-        model = replace(model, unet=unet, vae=vae)
-    if side_px % model.multiple_px:
-        raise UserError(f"data.resolution_px={side_px}: model {model.name} needs a multiple of {model.multiple_px}")
+def saved_multiple_px(model: ModelConfig, folder: Path) -> int:
+    """Return `ModelConfig.multiple_px` of the networks in a folder."""
+    unet: Any = {} if model.transformer else read_json(folder / "unet/config.json")
+    vae: Any = read_json(folder / "vae/config.json")
+    return replace(model, unet=unet, vae=vae).multiple_px
+
+
+def check_side(name: str, side_px: int, multiple_px: int) -> None:
+    """Raise UserError for a side of images that the networks of a model cannot halve."""
+    if side_px % multiple_px:
+        raise UserError(f"data.resolution_px={side_px}: model {name} needs a multiple of {multiple_px}")
 
 
 def check_channels(name: str, channels: int | None, allowed: Collection[int]) -> None:

@@ -211,6 +211,12 @@ def send(message: Message) -> None:
             line = line[os.write(1, line) :]
 
 
+def _start_error(error: Exception) -> str:
+    if isinstance(error, DriverError) and error.fault is Fault.NO_DRIVER:
+        return f"this node has no working NVIDIA driver ({error}); telemetry=replay or telemetry=none run without one"
+    return str(error)
+
+
 def run_sidecar(spec_json: str) -> int:
     """Run a sidecar by its instructions; signals must be blocked already. Returns the exit code."""
     # Arrow's thread pools would take cores from the training.
@@ -219,9 +225,6 @@ def run_sidecar(spec_json: str) -> int:
     try:
         return SidecarProcess(decode_record(spec_json, SidecarSpec)).run()
     except (DriverError, ValueError, TypeError, OSError) as error:
-        reason, advice = str(error), "telemetry=replay or telemetry=none run without one"
-        if isinstance(error, DriverError) and error.fault is Fault.NO_DRIVER:
-            reason = f"this node has no working NVIDIA driver ({error}); {advice}"
-        send(NotReady(reason))
+        send(NotReady(_start_error(error)))
         log(repr(error))
         return 2

@@ -35,6 +35,7 @@ from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.parse import parse_config, without_hydra
 from inpaint_bench.core.config.site import SOONEST, check_account
+from inpaint_bench.core.config.validation import override_key
 from inpaint_bench.core.config.yaml_file import refuse_guessed_text
 from inpaint_bench.core.console import output
 from inpaint_bench.core.errors import UserError
@@ -47,7 +48,7 @@ from . import hydra_internals
 from .input_paths import InputPaths
 from .placement import AUTO, candidates, choose_site, read_minutes, service_units, slurm_request, time_limit
 from .point import ComposedConfig, Point
-from .site_catalog import EVERY, SiteCatalog, override_key, refuse_unused_keys
+from .site_catalog import EVERY, SiteCatalog, refuse_unused_keys
 
 # Chooses a site by a point's forms at each, and says what each site says; beside them why other sites do not take it
 Soonest = Callable[[Sequence[Point], Mapping[str, str]], tuple[str, str]]

@@ -3,12 +3,12 @@
 They are looked at only if this machine runs the point or shares its file systems. The job checks again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 
-from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.bench import BenchConfig, ModelConfig
 from inpaint_bench.core.config.parse import require_tracker
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.validation import file_paths
@@ -24,6 +24,7 @@ from inpaint_bench.models.weights_folder import (
     check_side,
     check_weights_folder,
     read_header,
+    saved_multiple_px,
     weights_path,
 )
 from inpaint_bench.telemetry.nvml.replay import SUFFIX, load
@@ -45,7 +46,7 @@ class InputPaths:
             self._once(("hub", weights), lambda: check_hub_id("model.weights", weights))
         elif allowed := bench.workload.unet_channels:
             check_channels(bench.model.name, bench.model.input_channels(None), allowed)
-            check_side(bench.model, bench.data.resolution_px, None)
+            check_side(bench.model.name, bench.data.resolution_px, bench.model.multiple_px)
         if quality.clip_model:
             check_hub_id("quality.clip_model", quality.clip_model)
         capture = bench.telemetry.capture or bench.gpu.capture
@@ -65,9 +66,8 @@ class InputPaths:
         if weights:
             self._once(("weights", weights), lambda: check_weights_folder(weights_path(weights), weights))
             if allowed := bench.workload.unet_channels:
-                saved = check_model(bench.model, weights_path(weights))
-                check_channels(bench.model.name, bench.model.input_channels(saved), allowed)
-                check_side(bench.model, bench.data.resolution_px, weights_path(weights))
+                model, folder, side_px = bench.model, weights_path(weights), bench.data.resolution_px
+                self._once((repr(model), allowed, side_px), lambda: _check_networks(model, folder, allowed, side_px))
         for key, path in (file_paths("quality", quality) | file_paths("workload", bench.workload)).items():
             if key != "quality.clip_model" and (problem := why_unreadable(expand_path(path))):
                 raise UserError(f"{key}={path}: cannot be read ({problem})")
@@ -80,6 +80,11 @@ class InputPaths:
         if key not in self._checked:
             check()
             self._checked.add(key)
+
+
+def _check_networks(model: ModelConfig, folder: Path, allowed: Collection[int], side_px: int) -> None:
+    check_channels(model.name, model.input_channels(check_model(model, folder)), allowed)
+    check_side(model.name, side_px, saved_multiple_px(model, folder))
 
 
 def _check_weights_file(key: str, path: str) -> None:

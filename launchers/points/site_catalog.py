@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.config.site import CHOSEN, SiteConfig, check_connect, check_preempt
-from inpaint_bench.core.config.validation import check, did_you_mean, no_such_key
+from inpaint_bench.core.config.validation import check, did_you_mean, no_such_key, override_key
 from inpaint_bench.core.config.yaml_file import ConfigFileError, read_config_file
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import conf_dir
@@ -142,11 +142,6 @@ def _typed_site(name: str, base: DictConfig, overrides: Any) -> SiteConfig:
     if site.connection.is_remote and is_site_host(site):
         site.connect.method = "slurm"
     return site
-
-
-def override_key(override: str) -> str:
-    """Return the key that an override sets, adds or removes."""
-    return override.lstrip("+~").partition("=")[0]
 
 
 def refuse_unused_keys(site: SiteConfig, overrides: Sequence[str]) -> None:

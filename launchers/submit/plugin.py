@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, permutations
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from inpaint_bench.core.config.bench import BenchConfig, StudyConfig
 from inpaint_bench.core.config.recipe import STUDIES, list_parts
 from inpaint_bench.core.config.recipe import name as recipe_name
+from inpaint_bench.core.config.validation import override_key
 from inpaint_bench.core.console import list_some, output, pluralize, shell_command
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import refuse_wrong_overrides
@@ -36,7 +37,6 @@ from launchers.points.compose import Composer, Soonest
 from launchers.points.hydra_internals import expand_sweep
 from launchers.points.point import Point
 from launchers.points.repetitions import AUTO, SWEEP_KEYS, choose_order, initial_points
-from launchers.points.site_catalog import override_key
 from launchers.sweep.sweep_record import (
     LaunchContext,
     SweepRecord,
@@ -223,12 +223,11 @@ def _refuse_equal(cells: Sequence[Point]) -> None:
             continue
         if sorted(cell.overrides) == sorted(other.overrides):
             raise UserError(f"two points are the same, with recipe {recipe_name(cell.bench)}; keep one of them")
-        own = [
-            [line for line in one.overrides if line not in two.overrides] for one, two in permutations((other, cell))
-        ]
-        texts = (" ".join(lines).replace("\\", "").replace("recipe=[]", "recipe=baseline") for lines in own)
-        one, two = (text or "no further override" for text in texts)
-        raise UserError(f"{one} and {two} give the same point at {cell.site.name}; keep one of them")
+        texts = []
+        for point, equal in ((other, cell), (cell, other)):
+            own = " ".join(line for line in point.overrides if line not in equal.overrides)
+            texts.append(own.replace("\\", "").replace("recipe=[]", "recipe=baseline") or "no further override")
+        raise UserError(f"{' and '.join(texts)} give the same point at {cell.site.name}; keep one of them")
 
 
 class SweepLauncher(Launcher):

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.config.validation import override_key
 from inpaint_bench.core.console import console, pluralize, sanitize, table
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.hydra_support import refuse_wrong_overrides
@@ -26,7 +27,6 @@ from inpaint_bench.core.schema import CHECKPOINT, CHECKPOINTS, PointState, Reaso
 from launchers.points.compose import Composer, composer, parsed
 from launchers.points.placement import node_mem_gb
 from launchers.points.point import Point
-from launchers.points.site_catalog import override_key
 from launchers.remote import plan_file
 from launchers.status.survey import PointStatus, poll_sweep, sites_of
 from launchers.sweep.ledger import Ledger

@@ -14,7 +14,7 @@ from analysis.report.figures import by_batch
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision, Choice
-from analysis.stats.cells import CACHE_KEYS, WORK_KEYS, Cell, add_series, compare, is_distinguishable, key_text
+from analysis.stats.cells import CACHE_KEYS, WORK_KEYS, Cell, add_series, compare, is_distinguishable, work_text
 from analysis.units import gpu_label, number
 
 from .study_tables import KINDS
@@ -97,9 +97,7 @@ def _answer(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
 
 
 def _work_name(cells: pl.DataFrame, cell: Cell) -> str:
-    """Return what a kind of work differs from the others in: `256 px`."""
-    texts = [key_text(cell, key) for key in WORK_KEYS if cells[key].n_unique() > 1]
-    return ", ".join(filter(None, texts)) or cell["model"]
+    return work_text(cell, cells) or cell["model"]
 
 
 def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:

@@ -15,7 +15,7 @@ from analysis.report.estimate import Estimate
 from analysis.report.figures import base, svg
 from analysis.report.figures.by_batch import interval_note
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
-from analysis.stats.cells import CELL_KEYS, WORK_KEYS, Cell, compare, key_text
+from analysis.stats.cells import CELL_KEYS, WORK_KEYS, Cell, compare, work_text
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 
@@ -66,25 +66,24 @@ def sections(build: TableBuilder) -> list[Section]:
     works: dict[tuple[Any, ...], list[Series]] = {}
     for series in find_series(build.cells):
         works.setdefault(tuple(series.cells[0][key] for key in WORK_KEYS), []).append(series)
-    return [_section(build, found, f"-{index}" if index else "") for index, found in enumerate(works.values())]
+    return [_section(build, alike, f"-{index}" if index else "") for index, alike in enumerate(works.values())]
 
 
-def _section(build: TableBuilder, found: list[Series], suffix: str) -> Section:
+def _section(build: TableBuilder, all_series: list[Series], suffix: str) -> Section:
     """Return the section of one kind of work, which it names beside other work."""
-    cell = found[0].cells[0]
-    varying = (key_text(cell, key) for key in WORK_KEYS if build.cells[key].n_unique() > 1)
-    work = ", ".join(filter(None, varying))
+    cell = all_series[0].cells[0]
+    work = work_text(cell, build.cells)
     title = ": ".join(filter(None, ["Scaling over GPUs", work]))
     published = [] if suffix else [nemo.scaling(build), nemo.gpu_comparison(build)]
     return Section(
         title=title,
         kind="scaling over GPUs",
         studied=cell["workload"],
-        answer=": ".join(filter(None, [work, _answer(found)])),
-        best=f"{number(max((cell[_RATE] for series in found for cell in series.cells), default=None))} images/s",
-        paragraphs=[_METHOD, *(series.worth() for series in found)],
-        tables=[_table(build, found, title, suffix), _communication(build, found, suffix), *published],
-        figures=[_figure(found, suffix)],
+        answer=": ".join(filter(None, [work, _answer(all_series)])),
+        best=f"{number(max((cell[_RATE] for series in all_series for cell in series.cells), default=None))} images/s",
+        paragraphs=[_METHOD, *(series.worth() for series in all_series)],
+        tables=[_table(build, all_series, title, suffix), _communication(build, all_series, suffix), *published],
+        figures=[_figure(all_series, suffix)],
     )
 
 

@@ -231,7 +231,7 @@ class WorkloadConfig:
     not_in_variant: ClassVar[tuple[str, ...]] = ()
     data_kinds: ClassVar[tuple[str, ...]] = ("synthetic", "folder", "parquet", "prepared")  # that it can read
     capabilities: ClassVar[tuple[str, ...]] = ()  # a subset of CAPABILITIES: levers that need others are refused
-    unread: ClassVar[tuple[str, ...]] = ()  # keys and blocks that it never reads: overrides of them are refused
+    unread: ClassVar[tuple[str, ...]] = ()  # what keys begin with that it never reads: overrides of them are refused
     divides_images: ClassVar[bool] = False  # several GPUs work on the same images, not each on a batch of its own
     counts_each_call: ClassVar[bool] = False  # profile=ncu counts every call that is profiled, not the heaviest alone
     unet_channels: ClassVar[tuple[int, ...]] = ()  # inputs that its Stable Diffusion UNet may have; none: has no such

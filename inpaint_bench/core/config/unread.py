@@ -6,8 +6,9 @@ from typing import Final
 from inpaint_bench.core.errors import UserError
 
 from .bench import BenchConfig
+from .validation import override_key
 
-# Keys, or their block; whether a configuration reads them; and what does.
+# What keys begin with; whether a configuration reads them; and what does.
 _READ_BY: Final[dict[str, tuple[Callable[[BenchConfig], bool], str]]] = {
     **dict.fromkeys(("repeats_target", "repeats_max"), (lambda bench: bench.repeats == "auto", "repeats=auto")),
     "profiler_launches": (lambda bench: bench.profiler == "ncu", "profile=ncu"),
@@ -20,10 +21,9 @@ _READ_BY: Final[dict[str, tuple[Callable[[BenchConfig], bool], str]]] = {
 def refuse_unread(bench: BenchConfig, overrides: Iterable[str]) -> None:
     """Raise UserError for an override of a key that this configuration does not read."""
     for line in overrides:
-        key = line.lstrip("+~").partition("=")[0]
-        block = key.partition(".")[0]
-        read, reader = _READ_BY.get(key) or _READ_BY.get(f"{block}." if block != key else "") or (None, "")
-        if read and not read(bench):
-            raise UserError(f"{line}: only {reader} reads it; leave it out")
-        if {key, block} & {*bench.workload.unread}:
+        key = override_key(line)
+        for start, (reads, reader) in _READ_BY.items():
+            if key.startswith(start) and not reads(bench):
+                raise UserError(f"{line}: only {reader} reads it; leave it out")
+        if key.startswith(bench.workload.unread):
             raise UserError(f"{line}: workload={bench.workload.name} does not read it; leave it out")

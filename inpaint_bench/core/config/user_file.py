@@ -11,7 +11,7 @@ from typing import Any
 
 from inpaint_bench.core.console import echo, output
 
-from .validation import did_you_mean
+from .validation import did_you_mean, override_key
 from .yaml_file import ConfigFileError, read_config_file
 
 VARIABLE = "INPAINT_BENCH_CONFIG"  # another path; empty: no file is read
@@ -85,7 +85,7 @@ def user_overrides(overrides: Sequence[str], *, multirun: bool = True) -> list[s
     """
     if DEMO in overrides or (path := user_file()) is None:
         return []
-    given = {line.lstrip("+~").partition("=")[0] for line in overrides}
+    given = set(map(override_key, overrides))
     lines = [
         f"{key}={_as_override(key, value)}"
         for key, value in read_user_file(path).items()

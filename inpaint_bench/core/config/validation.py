@@ -110,6 +110,11 @@ def _how_to_list(key: str) -> str:
     return f" `inpaint-bench launch --help {'site' if group == 'sites' else group}".rstrip() + "` lists all."
 
 
+def override_key(override: str) -> str:
+    """Return the key that an override sets, adds or removes."""
+    return override.lstrip("+~").partition("=")[0]
+
+
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """Return a question with the closest name, upper case or lower, which may also be a part of it; or nothing."""
     names = {name.lower(): name for name in sorted(valid, reverse=True)}
