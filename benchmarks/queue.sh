@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Run points one after another on the cards that CUDA_VISIBLE_DEVICES names: one such queue for each card of a machine.
 # usage: CUDA_VISIBLE_DEVICES=0 benchmarks/queue.sh QUEUE OUT SECONDS GPU
-#   QUEUE    file with a line for each point: its name, and arguments of `launch -m`
+#   QUEUE    file with a line for each point: its name, and arguments of `launch -m`. The next point loads its packages
+#            while one closes; a line `wait` lets it close first, as one must that counts kernels or saves large weights.
 #   OUT      gets a sweep directory and a log for each point; `inpaint-bench merge OUT` merges them
 #   SECONDS  after which no further point begins
 #   GPU      h100 or h200
@@ -14,17 +15,33 @@ queue=$(realpath "$1") out=$(realpath -m "$2") deadline=$3 gpu=$4
 unset PYTHONDONTWRITEBYTECODE # every run would compile again what it imports: seconds each
 mkdir -p "$out"
 cd "$(dirname "$0")/.."
+
+run() {
+    local name=$1 began=$SECONDS status=0
+    shift
+    python3 -m inpaint_bench.launch -m site=local "gpu=$gpu" telemetry.energy_hz=10 "hydra.sweep.dir=$out/$name" \
+        wait=true "$@" >"$out/$name.log" 2>&1 </dev/null || status=$?
+    echo "$name: exit code $status after $((SECONDS - began)) s"
+}
+
+window_closed() {
+    grep -sA1 '"kind": "measure"' "$out/$1"/0/attempt-1/windows.json | grep -q '"status": "completed"'
+}
+
 while read -r name arguments; do
     [[ -z $name || $name == \#* ]] && continue
+    if [[ $name == wait ]]; then
+        wait
+        continue
+    fi
     if ((SECONDS > deadline)); then
         echo "not begun: $name"
         continue
     fi
-    began=$SECONDS
     # Quotes in a line mean what they do in a shell.
     eval "points=($arguments)"
-    status=0
-    python3 -m inpaint_bench.launch -m site=local "gpu=$gpu" telemetry.energy_hz=10 "hydra.sweep.dir=$out/$name" \
-        wait=true "${points[@]}" >"$out/$name.log" 2>&1 </dev/null || status=$?
-    echo "$name: exit code $status after $((SECONDS - began)) s"
+    run "$name" "${points[@]}" &
+    running=$!
+    while kill -0 $running 2>/dev/null && ! window_closed "$name"; do sleep 0.5; done
 done <"$queue"
+wait
