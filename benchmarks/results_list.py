@@ -114,6 +114,16 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         where=pl.col("workload").str.starts_with("finetune"),
     ),
     Measured(
+        title="The same on another card, 2026-11-29",
+        dataset="2026-11-29-h200-headlines-2",
+        text="Sixteen recipes and batches in random order on a card at 54 to 68 °C, held by the power cap at lower "
+        "clocks than most: rates per GHz are those of other cards, or higher. SDXL trains adapters of rank 4. The "
+        "plain loop at batch 4 is not steady: the host launches kernels too slowly.",
+        rows={"model": "model", "recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, *VRAM, MFU, Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)),
+        where=pl.col("workload").str.starts_with("finetune"),
+    ),
+    Measured(
         title="FLUX.1 Fill",
         dataset="2026-11-26-h200-flux",
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
@@ -292,6 +302,15 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         cases=images,
     ),
     Measured(
+        title="Making one image, 2026-11-29",
+        dataset="2026-11-29-h200-headlines-2",
+        text="`generate_hopper` computes in bf16.",
+        rows={"model": "model", "recipe": "recipe", "batch": "batch"},
+        figures=MADE_IMAGES,
+        cases=images,
+        where=pl.col("workload") == "sd_inference",
+    ),
+    Measured(
         title="Making images with SD 1.5 and SD 2",
         dataset="2026-11-25-h100-inference",
         text="`amp_fp16` is the setting of the NeMo page, whose figures the report shows.",
@@ -396,6 +415,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "cuDNN plans and inductor's CUDA graphs. BraTS had 12 steps.",
         rows={"network": "model", "recipe": "recipe"},
         figures=STEPS,
+    ),
+    Measured(
+        title="Training on volumes with fused kernels, on another card",
+        dataset="2026-11-29-h200-headlines-2",
+        text="The whole head.",
+        rows={"recipe": "recipe"},
+        figures=STEPS,
+        where=pl.col("workload") == "volume3d_train",
     ),
     Measured(
         title="LoRA and SDXL",
