@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Run points one after another on the cards that CUDA_VISIBLE_DEVICES names: one such queue for each card of a machine.
 # usage: CUDA_VISIBLE_DEVICES=0 benchmarks/queue.sh QUEUE OUT SECONDS GPU
-#   QUEUE    file with a line for each point: its name, and arguments of `launch -m`. The next point loads its packages
-#            while one closes; a line `wait` lets it close first, as one must that counts kernels or saves large weights.
+#   QUEUE    file with a line for each point: its name, and arguments of `launch -m`
 #   OUT      gets a sweep directory and a log for each point; `inpaint-bench merge OUT` merges them
 #   SECONDS  after which no further point begins
 #   GPU      h100 or h200
+# The next point loads its packages while one closes. It must not reach the GPU before the other has left it.
 set -euo pipefail
 if (($# != 4)); then
     sed -n 's/^# usage: /usage: /p' "$0" >&2
@@ -15,6 +15,7 @@ queue=$(realpath "$1") out=$(realpath -m "$2") deadline=$3 gpu=$4
 unset PYTHONDONTWRITEBYTECODE # every run would compile again what it imports: seconds each
 mkdir -p "$out"
 cd "$(dirname "$0")/.."
+closes_slowly='model=flux|profile=|save_weights=true' # 20 s and more; packages take 10 s
 
 run() {
     local name=$1 began=$SECONDS status=0
@@ -30,10 +31,6 @@ window_closed() {
 
 while read -r name arguments; do
     [[ -z $name || $name == \#* ]] && continue
-    if [[ $name == wait ]]; then
-        wait
-        continue
-    fi
     if ((SECONDS > deadline)); then
         echo "not begun: $name"
         continue
@@ -42,6 +39,6 @@ while read -r name arguments; do
     eval "points=($arguments)"
     run "$name" "${points[@]}" &
     running=$!
-    while kill -0 $running 2>/dev/null && ! window_closed "$name"; do sleep 0.5; done
+    while kill -0 $running 2>/dev/null && { [[ $arguments =~ $closes_slowly ]] || ! window_closed "$name"; }; do sleep 0.5; done
 done <"$queue"
 wait
