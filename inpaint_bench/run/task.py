@@ -56,7 +56,6 @@ def _print_summary(manifest: Manifest, run_dir: Path) -> None:
     for entry in quality.validation if quality else []:
         loss = "not finite" if entry["loss"] is None else f"{entry['loss']:.4g}"
         print(f"validation loss at step {entry['step']}: {loss}")
-    rate = f", {progress.images_per_s:.4g} images/s" if progress and progress.images_per_s else ""
-    print(f"{manifest.status}: {progress.step if progress else 0} steps{rate}")
+    print(f"{manifest.status}: {progress.step if progress else 0} steps{manifest.pace}")
     if quality and quality.weights:
         echo(f"weights: {run_dir / quality.weights}")
