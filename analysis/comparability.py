@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from analysis.units import scale_labels
-from inpaint_bench.core.console import list_some
+from inpaint_bench.core.console import list_some, pluralize
 from inpaint_bench.core.errors import UserError
 
 # Runs that agree in these appear side by side: batches of one series, steps of one study.
@@ -60,7 +60,8 @@ def find_integrals(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     for group in groups.values():
         integrals = [row["run_id"] for row in group if row["energy_source"] == "integral"]
         by_counter = len(group) - len(integrals)
-        text = f"its energy is the integral of sampled power, and that of {by_counter} comparable run(s) the counter's"
+        others = pluralize(by_counter, "comparable run")
+        text = f"its energy is the integral of sampled power, and that of {others} the counter's"
         problems |= {run_id: [text] for run_id in integrals if len(integrals) < by_counter}
     return problems
 
@@ -80,7 +81,9 @@ def find_conflicts(runs: pl.DataFrame) -> list[tuple[str, str]]:
             known = group.filter(pl.col(column).is_not_null())
             by_value = known.group_by(_value(attribute), maintain_order=True).agg("run_id").rows()
             if len(by_value) > 1:
-                values = " and ".join(f"{value} ({len(ids)} run(s): {list_some(ids)})" for value, ids in by_value)
+                values = " and ".join(
+                    f"{value} ({pluralize(len(ids), 'run')}: {list_some(ids)})" for value, ids in by_value
+                )
                 conflicts.append((attribute, f"{setting}: {attribute} {values}"))
     return sorted(conflicts, key=lambda conflict: (conflict[1].partition(":")[0], list(ATTRIBUTES).index(conflict[0])))
 

@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from inpaint_bench.core import files, records, schema, seal
-from inpaint_bench.core.console import echo, list_some, pluralize
+from inpaint_bench.core.console import echo, list_some, pluralize, share
 from inpaint_bench.core.errors import UserError
 
 from . import across_runs, comparability, dataset
@@ -300,7 +300,7 @@ def _compare_with_earlier(outcomes: list[_Outcome], target: Path) -> None:
     if dropped and dropped == before:
         raise UserError(f"{target} is a dataset of {pluralize(len(before), 'other run')}; name another folder.")
     if dropped:
-        echo(f"{target}: {len(dropped)} of its {pluralize(len(before), 'run')} are not merged now", error=True)
+        echo(f"{target}: {share(len(dropped), len(before), 'earlier run', 'are')} not merged now", error=True)
 
 
 def _check_target(roots: list[Path], target: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import polars as pl
 
 from inpaint_bench.core.console import pluralize
-from inpaint_bench.core.schema import UNKNOWN
+from inpaint_bench.core.schema import UNKNOWN, item
 
 _IMAGE = re.compile(r"\b([Ii])mage(s?)\b")
 
@@ -29,10 +29,10 @@ def number(value: float | int | None) -> str:
 
 def made(text: str, workloads: Iterable[str | None]) -> str:
     """Return a text on images as one on what these workloads make: volumes, or either."""
-    kinds = {str(name).startswith("volume3d_") for name in workloads}
-    if True not in kinds:
+    items = set(map(item, workloads))
+    if "volume" not in items:
         return text
-    volume = "{0}olume{1}" if kinds == {True} else "{2} (volume{1})"
+    volume = "{0}olume{1}" if items == {"volume"} else "{2} (volume{1})"
     return _IMAGE.sub(lambda word: volume.format("V" if word[1] == "I" else "v", word[2], word[0]), text)
 
 

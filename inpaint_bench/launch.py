@@ -108,7 +108,7 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
     from launchers.points.site_catalog import refuse_unused_keys
     from launchers.submit.checks import check_packages, check_points
     from launchers.submit.estimates import estimate, leave_out
-    from launchers.sweep.sweep_record import LaunchContext, refuse_within_sweep
+    from launchers.sweep.sweep_record import LaunchContext, refuse_mixed
 
     extra, name = [str(typed.config_dir.absolute())] if typed.config_dir else [], typed.config_name or "config"
     of_hydra = [line for line in overrides if line.lstrip("+~").startswith("hydra")]
@@ -125,7 +125,7 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
             hydra_overrides=of_hydra,
         )
         point, folder = compose(0, own), Path(config.hydra.run.dir)
-    refuse_within_sweep("hydra.run.dir", folder)
+    refuse_mixed("hydra.run.dir", folder)
     check_packages([point])
     check_points([point], folder, LaunchContext())
     leave_out([point], estimate([point]))

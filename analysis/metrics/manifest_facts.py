@@ -13,6 +13,7 @@ from analysis.columns import COLUMNS, PARITY, SCHEMA, STRING, Column
 from analysis.units import number
 from inpaint_bench.core import records
 from inpaint_bench.core.config.recipe import requested_parts
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.records import Manifest
 
 from .facts import Facts, inactive_levers
@@ -105,8 +106,9 @@ def null_reasons(manifest: Manifest) -> dict[str, str]:
 def warnings(facts: Facts) -> Iterator[str]:
     """Yield warnings on losses and on checkpoints."""
     manifest, stated = facts.manifest, facts.manifest.workload_facts or {}
-    counts = {"losses_not_finite": "loss(es) not finite", "skipped_steps": "optimizer step(s) skipped"}
-    yield from (f"{stated[name]} {text}" for name, text in counts.items() if (stated.get(name) or 0) > 0)
+    counts = {"losses_not_finite": ("loss", "not finite"), "skipped_steps": ("optimizer step", "skipped")}
+    found = [(stated.get(name) or 0, *text) for name, text in counts.items()]
+    yield from (f"{pluralize(count, noun)} {verb}" for count, noun, verb in found if count > 0)
     for event in manifest.resumed or []:
         if event.step is not None:
             yield f"resumed from step {event.step}; windows cut by the interruption are left out"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.records import Window
 
 from .facts import Facts
@@ -45,7 +46,7 @@ class Steadiness:
     @property
     def explanation(self) -> str:
         if self.mean_pct is None or self.drift_pct is None:
-            return f"too_short: {self.blocks} block(s) of {BLOCK_S:g} s or a step, {MIN_BLOCKS} are needed"
+            return f"too_short: {pluralize(self.blocks, 'block')} of {BLOCK_S:g} s or a step, {MIN_BLOCKS} are needed"
         return (
             f"not steady: the mean step is {self.mean_pct:+.1f} % off the median step, the last third of the window "
             f"{self.drift_pct:+.1f} % off the first (limit {LIMIT_PCT:g} %)"

@@ -13,7 +13,7 @@ from analysis.metrics.run_row import is_unavailable
 from analysis.stats.cells import build_cells
 from analysis.stats.study import comparisons
 from analysis.units import gpu_label, gpu_order, made
-from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.console import pluralize, share
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.schema import COMMAND, KERNEL_TIMES, UNKNOWN, Status
 
@@ -208,7 +208,8 @@ def _demonstration(runs: pl.DataFrame) -> str:
         return ""
     sources = marked["source"].fill_null("").str.to_lowercase()
     replayed = int(sources.str.contains("replay", literal=True).sum())
-    text = f"{marked.height} of {runs.height} runs are demonstrations"
+    text = share(marked.height, runs.height, "run", "are")
+    text += " a demonstration" if text.endswith(" is") else " demonstrations"
     text += f", {replayed} of them with telemetry replayed from a recording. " if replayed else ". "
     invented = marked.filter(sources.str.contains(_INVENTED, literal=True))["gpu"].unique().to_list()
     if invented:
@@ -263,7 +264,7 @@ def _range(values: list[Any], form: str) -> str:
 
 
 def _quality_line(quality: dict[str, str], cells: pl.DataFrame, runs: pl.DataFrame) -> str:
-    parts = [f"{quality.get('Valid', 0)} of {quality.get('Runs merged', 0)} runs are valid"]
+    parts = [f"{share(int(quality.get('Valid', 0)), int(quality.get('Runs merged', 0)), 'run', 'are')} valid"]
     counts = ("Completed but invalid", "Failed or unfinished", "Unavailable")
     common = _reasons(runs.filter((pl.col("status") == Status.COMPLETED.value) & ~pl.col("valid")))[:1]
     why = [*(f" (most often: {reason})" for reason, _ in common), "", ""] if common else ["", "", ""]

@@ -3,10 +3,13 @@
 The batch to use is the smallest one that the runs do not distinguish from the fastest.
 """
 
+import json
+import math
 from dataclasses import dataclass
 
 import polars as pl
 
+from inpaint_bench.core.estimates.memory import least_weights_mib
 from inpaint_bench.core.schema import Reason, Status
 
 from .cells import CELL_KEYS, COMPUTATION_KEYS, Cell, compare, is_distinguishable, same_comparability_key
@@ -14,7 +17,6 @@ from .intervals import MIN_DF, TIE_THRESHOLD
 
 MIN_RUNS = MIN_DF + 1  # runs of one card, for an interval
 EXTRA_SEEDS = MIN_RUNS - 1  # beside the first run
-FREE_MEMORY_PCT = 50.0  # in use: below that twice the batch fits, because only a part of the memory grows with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[BatchDecisio
         fastest = choose_batch(group, "images_per_s", lower_is_better=False)
         cheapest = choose_batch(group, "joules_per_image", lower_is_better=True)
         largest, oom = memory_limit(group.row(0, named=True), runs)
-        next_run, reason = _next_run(group, [choice for choice in (fastest, cheapest) if choice], largest, oom)
+        next_run, reason = _next_run(group, runs, [choice for choice in (fastest, cheapest) if choice], largest, oom)
         decisions.append(
             BatchDecision(
                 series=str(series),
@@ -113,17 +115,20 @@ def memory_limit(cell: Cell, runs: pl.DataFrame) -> tuple[int | None, int | None
     return completed, oom  # type: ignore[return-value]
 
 
-def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None, oom: int | None) -> tuple[str, str]:
+def _next_run(
+    group: pl.DataFrame, runs: pl.DataFrame, choices: list[Choice], completed: int | None, oom: int | None
+) -> tuple[str, str]:
     """Return overrides of the run that could change the decision, and the reason."""
     # First the range, if it is known that more fits: the curve may go on rising.
     is_best = any(completed in (choice.batch, *choice.ties) for choice in choices)
     larger = 2 * completed if is_best and completed is not None and (oom is None or 2 * completed < oom) else None
     needed, about = None, ""
     if larger is not None:
-        used = max(group.filter(pl.col("batch") == completed)["vram_run_pct"].drop_nulls(), default=FREE_MEMORY_PCT)
-        if used < FREE_MEMORY_PCT:
-            return f"batch={larger}", f"the whole run of batch {completed} uses only {used:.0f} % of the memory"
-        needed, about = _expected_memory_pct(group, larger)
+        needed, about = most_memory_pct(group, runs, larger), "may need up to"
+        if needed is not None and needed <= 100:
+            return f"batch={larger}", f"it needs at most {needed:.0f} % of the memory"
+        line = _memory_on_line_pct(group, larger)
+        needed, about = (needed, about) if line is None else (line, "would need about")
     tied = {batch for choice in choices if choice.open_ties for batch in (choice.batch, *choice.open_ties)}
     # Then the decision itself: a tie that may hide more than 2 % is broken by further seeds.
     if tied:
@@ -140,19 +145,29 @@ def _next_run(group: pl.DataFrame, choices: list[Choice], completed: int | None,
     return "", "no tie that matters"
 
 
-def _expected_memory_pct(group: pl.DataFrame, batch: int) -> tuple[float | None, str]:
-    """Return the memory that a batch would use, on the line through the two largest ones measured, and how to say so.
+def most_memory_pct(group: pl.DataFrame, runs: pl.DataFrame, batch: int) -> float | None:
+    """Return the most that a batch can take in the whole run, by the largest one measured below it.
 
-    This is the memory of the whole run, which must fit too. A single measured batch gives only a bound: nothing grows
-    faster than the batch.
+    What a run needs grows no faster than the batch, and weights do not grow. cuDNN's search takes more if it is free.
     """
+    known = runs.filter(pl.col("run_id").is_in(group["run_ids"].explode()) & (pl.col("batch") < batch))
+    known = known.drop_nulls("vram_run_pct").filter(pl.col("batch") == pl.col("batch").max())
+    bounds = []
+    for run in known.iter_rows(named=True):
+        recipe = {lever["field"]: lever["requested"] for lever in json.loads(run["levers"] or "[]")}
+        weights = least_weights_mib(run["parameters"] or 0, recipe, (run["gpus"] or 1) * (run["nodes"] or 1))
+        grows = 1 - weights / (run["vram_run_mib_peak"] or math.inf)
+        bounds.append(run["vram_run_pct"] * (1 + grows * (batch / run["batch"] - 1)))
+    return max(bounds, default=None)
+
+
+def _memory_on_line_pct(group: pl.DataFrame, batch: int) -> float | None:
+    """Return the memory of a whole run with a batch, on the line through the two largest ones measured."""
     known = group.drop_nulls("vram_run_pct").sort("batch").tail(2).select("batch", "vram_run_pct").rows()
-    if not known:
-        return None, ""
-    larger, high = known[-1]
-    smaller, low = known[0] if len(known) > 1 else (0, 0.0)
-    about = "would need about" if len(known) > 1 else "may need up to"
-    return float(high + (high - low) * (batch - larger) / (larger - smaller)), about
+    if len(known) < 2:
+        return None
+    (smaller, low), (larger, high) = known
+    return float(high + (high - low) * (batch - larger) / (larger - smaller))
 
 
 def _more_seeds(group: pl.DataFrame, batches: set[int]) -> str:

@@ -17,6 +17,7 @@ from typing import Self
 
 import msgspec
 
+from .console import share
 from .files import names_in, try_twice
 from .records import ManifestHead, TableCounts, read_record, write_record
 from .schema import MANIFEST, NODE_NAME, SCHEDULER, SCHEMA_VERSION, TELEMETRY, PointState, Reason, Status
@@ -219,7 +220,7 @@ def _missing_parts(run_dir: Path, tables: dict[str, TableCounts]) -> str | None:
         names = names_in(run_dir / table) if counts.parts else []
         present = sum(fnmatch(name, "part-*.parquet") for name in names)
         if present < counts.parts:
-            return f"only {present} of {counts.parts} parts of {table} exist"
+            return f"{table} has only {share(present, counts.parts, 'part')}"
     return None
 
 

@@ -115,8 +115,14 @@ def table(
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return the number with its noun: `1 run`, `2,000 runs`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    """Return the number with its noun: `1 run`, `2,000 runs`, `2 losses`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s")
+
+
+def share(part: int, whole: int, noun: str, verb: str = "") -> str:
+    """Return `1 of 2 runs is`, `0 of 2 runs are`: a part of a whole with `are` or `have`, in its number."""
+    singular = {"are": "is", "have": "has"}.get(verb, verb)
+    return f"{part:,} of {pluralize(whole, noun)} {singular if 1 in (part, whole) else verb}".rstrip()
 
 
 def list_some(names: Sequence[str], most: int = 3) -> str:

@@ -107,7 +107,7 @@ def check_can_be_made(folder: Path) -> None:
     try:
         tempfile.TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
-        problem = "takes no files" if folder == nearest else f"cannot be made in {nearest}"
+        problem = "takes no files" if folder.absolute() == nearest else f"cannot be made in {nearest}"
         raise UserError(f"{folder}: {problem} ({error.strerror}); name another folder") from None
 
 
@@ -178,12 +178,14 @@ def replacing_folder(folder: Path, marker: str, *, sync: bool = True) -> Iterato
     under hidden names.
     """
     folder = folder.resolve()
+    missing = [path for path in folder.parents if not os.path.lexists(path)]
     new, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{suffix}") for suffix in ("new", "old"))
     try:
         if folder.is_mount():
             raise UserError(f"{folder}: a mount point cannot be replaced; name a folder in it")
         if folder.exists() and not (folder.is_dir() and ((folder / marker).is_file() or not any(folder.iterdir()))):
             raise UserError(f"{folder}: already exists and holds no {marker}; it is not replaced, name another folder")
+        check_can_be_made(folder)
         new.mkdir(parents=True)
         yield new
         for path in [new, *new.rglob("*")] if sync else ():
@@ -197,7 +199,10 @@ def replacing_folder(folder: Path, marker: str, *, sync: bool = True) -> Iterato
             shutil.rmtree(old, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(new, ignore_errors=True)
+        for path in missing:
+            with suppress(OSError):  # not made, or another process has put something there
+                path.rmdir()
         # Libraries that write files themselves raise errors of their own for a full disk.
         if isinstance(error, OSError) or "No space left on device" in str(error):
-            raise UserError(f"{folder}: cannot be written ({error})") from error
+            raise UserError(f"{folder}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
         raise

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 import msgspec
 
 from .files import read_plain, replace_bytes
-from .schema import PRODUCER, Reason, Status, WindowKind
+from .schema import PRODUCER, Reason, Status, WindowKind, item
 
 T = TypeVar("T")
 
@@ -363,6 +363,7 @@ class ManifestHead(msgspec.Struct, kw_only=True):
 
     run_id: str | None = None
     status: Status
+    workload: str | None = None
     reason: str | None = None  # a Reason, or one that only a later version knows
     message: str | None = None
     batch: MeasuredBatch | None = None  # images per step and GPU; null until batch=auto has found one
@@ -381,6 +382,12 @@ class ManifestHead(msgspec.Struct, kw_only=True):
             found = (getattr(self, "workload_facts", None) or {}).get("batch")
             self.batch, self.batch_requested = found if isinstance(found, int) else None, self.batch
 
+    @property
+    def pace(self) -> str:
+        """Return `, 35.7 images/s`, for a sentence; empty if it is not known."""
+        rate = self.progress.images_per_s if self.progress else None
+        return f", {rate:.4g} {item(self.workload)}s/s" if rate else ""
+
 
 class Manifest(ManifestHead, kw_only=True):
     """What an attempt is, what it did and how it ended. Every field is written, null if unknown."""
@@ -392,7 +399,6 @@ class Manifest(ManifestHead, kw_only=True):
     point: int | None = None
     attempt: int | None = None
     reason: Reason | None = None
-    workload: str | None = None
     recipe: str | None = None
     model: str | None = None
     variant: str | None = None  # the workload's keys that change what is executed, if they are not the defaults

@@ -127,6 +127,11 @@ def file_metadata(run_id: str) -> dict[str, str]:
     return {"schema_version": str(SCHEMA_VERSION), "run_id": run_id, "producer": PRODUCER}
 
 
+def item(workload: str | None) -> str:
+    """Return what a workload is counted in: images, or volumes."""
+    return "volume" if str(workload).startswith("volume3d_") else "image"
+
+
 def results_table(workload: str) -> str:
     """Return the name of the table with a workload's own results."""
     return f"{RESULTS}{workload}"

@@ -15,6 +15,7 @@ import torch
 
 from inpaint_bench.core import child
 from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.kernels import METRICS
 
@@ -191,7 +192,9 @@ def parse_rules(text: str, launches: Iterable[int]) -> tuple[list[Rule], list[st
             unread["a row of another form or launch"] += bool(cells)
         elif row.get("Rule Name"):
             rules.append(_rule(row, unread))
-    return rules, [f"rules of Nsight Compute: {what}, {count} time(s)" for what, count in unread.items() if count]
+    return rules, [
+        f"rules of Nsight Compute: {what}, {pluralize(count, 'time')}" for what, count in unread.items() if count
+    ]
 
 
 def _rule(row: dict[str, str], unread: Counter[str]) -> Rule:

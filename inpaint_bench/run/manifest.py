@@ -113,7 +113,7 @@ class ManifestFile:
         with self._lock:
             self.record.progress = progress
             self._dirty = True
-        self._progress_log.add(progress)
+        self._progress_log.add(self.record)
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_periodically, name="manifest", daemon=True)
             self._writer.start()

@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from inpaint_bench.core.console import echo, shell_command
+from inpaint_bench.core.console import echo, pluralize, shell_command
 from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import CHECKPOINTS
 from inpaint_bench.core.signals import Terminated
@@ -56,7 +56,6 @@ def _print_summary(manifest: Manifest, run_dir: Path) -> None:
     for entry in quality.validation if quality else []:
         loss = "not finite" if entry["loss"] is None else f"{entry['loss']:.4g}"
         print(f"validation loss at step {entry['step']}: {loss}")
-    rate = f", {progress.images_per_s:.4g} images/s" if progress and progress.images_per_s else ""
-    print(f"{manifest.status}: {progress.step if progress else 0} steps{rate}")
+    print(f"{manifest.status}: {pluralize(progress.step if progress else 0, 'step')}{manifest.pace}")
     if quality and quality.weights:
         echo(f"weights: {run_dir / quality.weights}")

@@ -15,6 +15,7 @@ import torch
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.source import Source
 from inpaint_bench.models.networks import build_networks
@@ -60,7 +61,7 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
 
     batch = largest_batch(fits) * parts
     if not batch:
-        raise UserError(f"batch=auto: not even {parts} image(s) fit on {torch.cuda.get_device_name(device)}")
+        raise UserError(f"batch=auto: {torch.cuda.get_device_name(device)} has no room for {pluralize(parts, 'image')}")
     log.info("batch=auto: %d", batch)
     return batch
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from inpaint_bench import levers
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.schema import WindowKind
 from inpaint_bench.core.workloads import Result, _denoisers, denoise_patch, denoise_shape
 from inpaint_bench.models.architectures import denoisers
@@ -170,7 +171,8 @@ class Denoisers(MeasuringWorkload):
             self._cases_failed += 1
             asked = re.search(r"[Tt]ried to allocate [\d.]+ \w+", failure)
             text = asked[0] if asked else failure.partition("\n")[0][:200]
-            log.warning("%s: out of memory after %d call(s): %s", case.label, self._calls_done - before, text)
+            calls = pluralize(self._calls_done - before, "call")
+            log.warning("%s: out of memory after %s: %s", case.label, calls, text)
             measured = {"window_id": self._window_id, "step": -self._cases_failed, "weights_mib": weights_mib}
             recorder.result(self._row(case, None, **measured, out_of_memory=text))
         self._update_total()

@@ -166,7 +166,7 @@ def submit(groups: Sequence[Group], ledger: Ledger, code: Path) -> SubmitOutcome
         command = ("launch", "--plan", "-", "--folder", remote.root)
         attempts = remote.call(*command, reply=PlanReply, stdin=plan, timeouts=SUBMIT_TIMEOUTS).attempts
     except UnreachableError as error:
-        log.error(f"{error}. Whether {number} were submitted is unknown; `status` shows it once the site answers.")
+        log.error(f"{error}. Whether it submitted {number} is unknown; `status` shows it once the site answers.")
         return SubmitOutcome(not_accepted=len(points), unanswered=True)
     except RemoteError as error:
         # The site refused the plan as a whole, so each point was refused for this reason.

@@ -122,11 +122,7 @@ def run_points(groups: Sequence[Group], ledger: Ledger, code: Path) -> None:
                 logged_s = time.monotonic()
                 for each in running:
                     manifest = RunArtifacts.read(ledger.folder / each.point.subdir).manifest
-                    progress = manifest.progress if manifest else None
-                    step = (
-                        progress_log.describe(progress) if progress else "no step yet: loads packages, data and model"
-                    )
-                    log.info(f"{each.position} {step}")
+                    log.info(f"{each.position} {progress_log.describe(manifest)}")
             for each in [each for each in running if each.job.done()]:
                 running.remove(each)
                 outcome = "FAILED"

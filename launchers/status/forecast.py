@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from inpaint_bench.core.console import share
 from inpaint_bench.core.schema import PointState, Status
 
 from .survey import PointStatus
@@ -35,7 +36,7 @@ def sweep_end(points: Sequence[PointStatus], now: float | None = None) -> tuple[
         return None, ""
     ends = [forecast.end_unix for forecast in open_forecasts if forecast.end_unix is not None]
     if unknown := len(open_forecasts) - len(ends):
-        return None, f"no end can be forecast for {unknown} of {len(open_forecasts)} open points"
+        return None, f"no end can be forecast for {share(unknown, len(open_forecasts), 'open point')}"
     return max(ends), "at the latest" if any(forecast.is_latest for forecast in open_forecasts) else "expected"
 
 

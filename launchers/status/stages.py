@@ -5,7 +5,7 @@ from statistics import median
 
 from rich.table import Table
 
-from inpaint_bench.core.console import table
+from inpaint_bench.core.console import share, table
 from inpaint_bench.core.stages import STAGES
 
 from .survey import PointStatus
@@ -32,6 +32,7 @@ def stages_table(points: Sequence[PointStatus]) -> Table:
         total = round(median(sum(run.values()) for run in known), 1) if known else None
         beside = round(median(sum(run.values()) - run.get(WINDOW, 0.0) for run in known), 1) if known else None
         old = len(runs) - len(known)
-        note = "not ended" if not runs else f"{old} of {len(runs)} runs have no record of stages" if old else None
+        lacking = f"{share(old, len(runs), 'run', 'have')} no record of stages" if old else None
+        note = lacking if runs else "not ended"
         rows.append([*cell, len(known), *shown, total, beside, note])
     return table(("gpu", "batch", "overrides", "n", *STAGES, "total", "beside the window", "note"), rows)

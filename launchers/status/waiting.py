@@ -9,7 +9,7 @@ from inpaint_bench.core.errors import PointsFailedError
 from inpaint_bench.core.schema import PointState, Reason
 from launchers.sweep.ledger import Ledger
 
-from .forecast import forecast_point, sweep_end
+from .forecast import sweep_end
 from .survey import PointStatus, poll_sweep, sites_of, slowest_site
 from .tables import clock, points_table
 
@@ -65,10 +65,9 @@ def progress_line(points: Sequence[PointStatus]) -> str:
         return ""
     parts = [f"{len(running)} running", f"{sum(point.is_open for point in points) - len(running)} waiting"]
     for point in running if len(running) <= MOST_TOLD else ():
-        forecast = forecast_point(point)
-        pace = f", {forecast.images_per_s:.4g} images/s" if forecast.images_per_s else ""
-        if forecast.step is not None:
-            parts.append(f"point {point.record.num}: step {forecast.step} of {forecast.steps_total or '?'}{pace}")
+        if (manifest := point.artifacts.manifest) and (progress := manifest.progress):
+            steps = f"step {progress.step} of {progress.steps_total or '?'}"
+            parts.append(f"point {point.record.num}: {steps}{manifest.pace}")
     end_unix, basis = sweep_end(points)
     if end_unix is not None:
         parts.append(f"all end {'by' if basis == 'at the latest' else 'at about'} {clock(end_unix)}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from inpaint_bench.core.config.bench import BenchConfig
-from inpaint_bench.core.console import pluralize
+from inpaint_bench.core.console import pluralize, share
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.memory import Peak
@@ -151,7 +151,7 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
             parts.append(f"{sum(joules) / 3.6e6:.3g} kWh of the GPUs{few}")
         if grams := sum(each.gco2 or 0.0 for each in own):
             parts.append(f"{grams / 1e3:.3g} kg of CO2")
-        partly = f" for {len(timed)} of {len(own)} points" if len(timed) < len(own) else ""
+        partly = f" for {share(len(timed), len(own), 'point')}" if len(timed) < len(own) else ""
         yield f"{name}: likely {', '.join(parts)}{partly}"
         basis = Counter(each.rate.source for each in timed if each.rate)
         yield "    " + "; ".join(f"{pluralize(count, 'point')}: {source}" for source, count in basis.items())

@@ -18,7 +18,7 @@ from inpaint_bench.core.composed_file import find_secret, holds_secret
 from inpaint_bench.core.config import doubts
 from inpaint_bench.core.config.site import CONNECTIONS
 from inpaint_bench.core.config.user_file import user_overrides
-from inpaint_bench.core.console import console, echo_json, output, pluralize, shell_command
+from inpaint_bench.core.console import console, echo_json, output, pluralize, share, shell_command
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
 from inpaint_bench.core.schema import CODE, SWEEP, PointState
@@ -126,8 +126,8 @@ class Submission:
     ) -> None:
         """Report what was submitted, wait if requested, and raise PointsFailedError for points not accepted."""
         if deferred := sum(not point.reachable for point in points):
-            submitted = f"{len(points) - deferred} of {len(points)} points submitted"
-            log.info(f"{submitted}, {deferred} wait in plan files in {self.folder}")
+            submitted = f"{share(len(points) - deferred, len(points), 'point')} submitted"
+            log.info(f"{submitted}, {deferred} in plan files in {self.folder}")
             for message in missing_accounts([point for point in points if not point.reachable]):
                 log.info(f"{message}; it can also stand in the site's file there")
         # Local points have ended by now: waiting for them costs nothing and prints their table.

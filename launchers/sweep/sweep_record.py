@@ -17,7 +17,7 @@ from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_plain, replace_bytes
 from inpaint_bench.core.paths import conf_dir
-from inpaint_bench.core.records import decode_record, write_record
+from inpaint_bench.core.records import ManifestHead, decode_record, read_record, write_record
 from inpaint_bench.core.schema import JOBS, LEDGER, MANIFEST, MULTIRUN, SWEEP
 
 from .attempt import Attempt
@@ -208,18 +208,25 @@ def check_unused(folder: Path) -> None:
         raise UserError(f"{folder} holds runs of a sweep without its {SWEEP}: choose another hydra.sweep.dir")
     if (folder / MANIFEST).exists():
         raise UserError(f"{folder} holds a run without a sweep: choose another hydra.sweep.dir")
+    refuse_mixed("hydra.sweep.dir", folder)
+
+
+def refuse_mixed(key: str, folder: Path) -> None:
+    """Raise UserError if a folder of runs lies in a sweep or in another run, or holds sweeps; `key` names it."""
     if any(any(folder.glob(f"{depth}/{SWEEP}")) for depth in ("*", "*/*")):
-        raise UserError(
-            f"{folder} holds other sweeps: choose another hydra.sweep.dir; with out={folder} it is one in it"
-        )
-    refuse_within_sweep("hydra.sweep.dir", folder)
-
-
-def refuse_within_sweep(key: str, folder: Path) -> None:
-    """Raise UserError if a folder of runs is that of a sweep, or lies in one; `key` names it."""
-    own_and_above = folder.absolute(), *folder.absolute().parents
-    if sweep := next((path for path in own_and_above if (path / SWEEP).exists()), None):
+        raise UserError(f"{folder} holds other sweeps: choose another {key}; with out={folder} it is one in it")
+    above = folder.absolute().parents
+    if sweep := next((path for path in (folder.absolute(), *above) if (path / SWEEP).exists()), None):
         raise UserError(f"{key}={folder}: belongs to the sweep {sweep}, whose runs it would mix; name another")
+    if run := next(filter(_is_run, above), None):
+        raise UserError(f"{key}={folder}: lies in the run {run}, whose files it would mix; name another")
+
+
+def _is_run(folder: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # another program's file may have that name
+        manifest = read_record(folder / MANIFEST, ManifestHead)
+        return manifest is not None and manifest.run_id is not None
+    return False
 
 
 def has_runs(folder: Path) -> bool:

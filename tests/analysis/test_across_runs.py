@@ -186,7 +186,7 @@ def test_one_lost_edge_of_the_counter_does_not_stop_the_merge_of_the_others(tmp_
         measured(tmp_path, f"r-{number}")
     measured(tmp_path, "r-lost", counter=False)
     rows = merged(tmp_path)
-    reason = "its energy is the integral of sampled power, and that of 5 comparable run(s) the counter's"
+    reason = "its energy is the integral of sampled power, and that of 5 comparable runs the counter's"
     assert rows["r-lost"]["invalid_reason"] == reason
     assert sum(row["valid"] for row in rows.values()) == 5
 

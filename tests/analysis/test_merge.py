@@ -202,7 +202,7 @@ def test_dataset_of_other_runs_is_not_replaced_and_a_run_that_is_dropped_is_name
         write_run(tmp_path / site, run_id)
     merged(tmp_path, tmp_path / "grace", tmp_path / "delta")
     merged(tmp_path)
-    assert "ds: 1 of its 2 runs are not merged now" in capsys.readouterr().err
+    assert "ds: 1 of 2 earlier runs is not merged now" in capsys.readouterr().err
     with pytest.raises(UserError, match="ds is a dataset of 1 other run; name another folder"):
         merged(tmp_path, tmp_path / "delta")
     assert open_dataset(tmp_path / "ds").runs["run_id"].to_list() == ["r-01"]

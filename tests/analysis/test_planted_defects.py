@@ -138,7 +138,7 @@ DEFECTS: dict[str, tuple[Change, str]] = {
     ),
     "steps that began before the window": (
         column("steps", "t_start_mono_ns", pl.col("t_start_mono_ns") - 6 * S, pl.col("step") < 10),
-        "warm-up included: 10 step(s) began before the measure window opened",
+        "warm-up included: 10 steps began before the measure window opened",
     ),
     "a validation inside it": (
         both(moved("warmup", start=12, end=12), window("warmup", kind="validation")),
@@ -154,7 +154,7 @@ DEFECTS: dict[str, tuple[Change, str]] = {
     ),
     "steps that went back": (
         column("steps", "t_start_mono_ns", pl.col("t_start_mono_ns") - S, pl.col("step") == 30),
-        "clock jump: the times of steps go back in 1 places",
+        "clock jump: the times of steps go back at 1 step",
     ),
     "a wall clock that was set back": (
         moved("measure", "unix", end=-5),
@@ -319,7 +319,7 @@ def test_runs_that_cannot_be_compared_are_a_conflict(
     rewrite_json(folder, schema.MANIFEST, lambda m: {**m, "devices": [m["devices"][0] | device]})
     with pytest.raises(UserError, match=f"add --allow-mixed {attribute}: then they are cells of their own") as error:
         merge.merge([tmp_path / "grace"], tmp_path / "ds")
-    text = f"{attribute} {values[0]} (1 run(s): {SOUND}) and {values[1]} (1 run(s): {DEFECTIVE})"
+    text = f"{attribute} {values[0]} (1 run: {SOUND}) and {values[1]} (1 run: {DEFECTIVE})"
     assert text in str(error.value)
     assert not (tmp_path / "ds").exists()
     merge.merge([tmp_path / "grace"], tmp_path / "ds", allow_mixed=[attribute])

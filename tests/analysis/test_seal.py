@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import polars as pl
@@ -236,6 +237,46 @@ def test_output_where_nothing_can_be_made_is_refused_in_a_sentence(
     assert line.startswith("error: /proc")
     assert "cannot be" in line or "takes no files" in line
     assert not (dataset.parent / "out").exists()
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("place", ["disk/x", "disk/x/y", "file/x", "locked/x", "locked"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["merge", "runs", "-o"],
+        ["report", "ds", "-o"],
+        ["report", "ds", "-o", "out", "--figures"],
+        ["prepare", "data=synthetic", "data.num_images=4", "data.resolution_px=64", "prepare.out="],
+        ["prepare", "workload=volume3d_train", "workload.network=tiny", "workload.volumes=1", "prepare.out="],
+    ],
+    ids=lambda words: f"{words[0]} {words[1].partition('=')[0]} {words[-1].rstrip('=')}",
+)
+def test_output_where_nothing_may_be_written_is_refused_in_a_sentence_and_nothing_is_left(
+    dataset: Path, command: list[str], place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: an empty folder without write permission was replaced."""
+    monkeypatch.chdir(dataset.parent)
+    Path("file").touch()
+    Path("locked").mkdir(mode=0o555)
+    if "locked" in place and os.access("locked", os.W_OK):
+        pytest.skip("root passes permissions")
+    before = sorted(dataset.parent.rglob("*"))
+    *words, last = command
+    arguments = [*words, last + place] if last.endswith("=") else [*command, place]
+    with small_disk_on(dataset.parent / "disk", access="ro") if "disk" in place else nullcontext():
+        assert app.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be made in" in line or "takes no files" in line
+    Path("disk").rmdir() if "disk" in place else None
+    assert sorted(dataset.parent.rglob("*")) == before
+
+
+def test_what_could_not_be_written_leaves_no_folder_above_it(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(UserError, match="not this"), files.replacing_folder(tmp_path / "kept/a/b/c", "marker"):
+        raise UserError("not this")
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept"]
 
 
 @pytest.mark.subprocess

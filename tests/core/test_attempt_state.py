@@ -187,7 +187,7 @@ def test_missing_parts_that_were_closed_are_reported(tmp_path):
     (parts / "part-000000.parquet").unlink()
     result = resolve("COMPLETED", artifacts=RunArtifacts.read(tmp_path))
     assert (result.state, result.reason) == (FAILED, Reason.TELEMETRY_INCOMPLETE)
-    assert "1 of 2 parts of samples_fast" in result.message
+    assert "samples_fast has only 1 of 2 parts" in result.message
 
 
 def test_incomplete_telemetry_of_a_further_node_is_reported(tmp_path):
@@ -201,7 +201,7 @@ def test_incomplete_telemetry_of_a_further_node_is_reported(tmp_path):
     tables = {"samples_fast": {"rows": 9, "parts": 1}}
     (tmp_path / "node-1" / TELEMETRY).write_text(json.dumps({"status": "complete", "tables": tables}))
     result = resolve("COMPLETED", artifacts=RunArtifacts.read(tmp_path))
-    assert "only 0 of 1 parts of samples_fast exist" in result.message
+    assert "samples_fast has only 0 of 1 part" in result.message
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"state": "FAI'])

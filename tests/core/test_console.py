@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from inpaint_bench.commands.exit_codes import guarded
-from inpaint_bench.core.console import echo, echo_json, table
+from inpaint_bench.core.console import echo, echo_json, share, table
 from inpaint_bench.core.errors import UserError
 
 COLUMNS = ("point", "site", "partition", "message")
@@ -81,3 +81,19 @@ def test_a_name_forges_no_line(
 def test_the_log_of_another_library_keeps_its_lines(caplog: pytest.LogCaptureFixture) -> None:
     guarded(lambda: logging.getLogger("torch").warning("a\n\tb"))
     assert caplog.messages == ["a\n\tb"]
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [
+        (1, 1, "1 of 1 run is valid"),
+        (0, 1, "0 of 1 run is valid"),
+        (1, 2, "1 of 2 runs is valid"),
+        (2, 2, "2 of 2 runs are valid"),
+        (0, 0, "0 of 0 runs are valid"),
+    ],
+)
+def test_part_of_a_whole_agrees_in_number(part: int, whole: int, text: str) -> None:
+    """Regression: a report of a single run said `1 of 1 runs are valid`."""
+    assert f"{share(part, whole, 'run', 'are')} valid" == text
+    assert share(part, whole, "loss") in (f"{part} of {whole} losses", f"{part} of 1 loss")

@@ -120,9 +120,9 @@ def test_rules_with_estimates_and_what_cannot_be_read():
     ]
     assert rules[0].text == 'Compute and Memory are "well-balanced": to go on,\nlook at both.'
     assert unread == [
-        "rules of Nsight Compute: an estimate that is not known, 'whole' '3.1', 1 time(s)",
-        "rules of Nsight Compute: an estimate that is not known, 'global' '120', 1 time(s)",
-        "rules of Nsight Compute: a row of another form or launch, 2 time(s)",
+        "rules of Nsight Compute: an estimate that is not known, 'whole' '3.1', 1 time",
+        "rules of Nsight Compute: an estimate that is not known, 'global' '120', 1 time",
+        "rules of Nsight Compute: a row of another form or launch, 2 times",
     ]
 
 

@@ -13,12 +13,14 @@ import pytest
 
 
 @contextmanager
-def small_disk_on(mount: Path, kib: int = 256) -> Iterator[None]:
+def small_disk_on(mount: Path, kib: int = 256, access: str = "rw") -> Iterator[None]:
     """A file system of this size on a folder that this makes."""
     mount.mkdir(parents=True)
     if os.geteuid() or shutil.which("mount") is None:
         pytest.skip("needs root")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(mount)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={kib}k,{access}", "tmpfs", str(mount)], check=False
+    ).returncode:
         pytest.skip("tmpfs cannot be mounted here")
     try:
         yield

@@ -6,8 +6,13 @@ import logging
 
 import pytest
 
-from inpaint_bench.core.records import Progress
+from inpaint_bench.core.records import ManifestHead, Progress
+from inpaint_bench.core.schema import Status
 from inpaint_bench.run import progress_log
+
+
+def manifest(progress: Progress, workload: str | None = "finetune_inpaint") -> ManifestHead:
+    return ManifestHead(status=Status.RUNNING, workload=workload, progress=progress)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +29,21 @@ from inpaint_bench.run import progress_log
     ],
 )
 def test_a_line_has_step_pace_and_time_left(progress: Progress, elapsed_s: float, steps: int, line: str) -> None:
-    assert progress_log.describe(progress, elapsed_s, steps) == line
+    assert progress_log.describe(manifest(progress), elapsed_s, steps) == line
+
+
+@pytest.mark.parametrize(
+    ("workload", "unit"),
+    [
+        (None, "images/s"),  # of an earlier version
+        ("sd_inference", "images/s"),
+        ("volume3d_train", "volumes/s"),
+        ("volume3d_sample", "volumes/s"),
+    ],
+)
+def test_pace_has_the_unit_of_the_workload(workload: str | None, unit: str) -> None:
+    """Regression: volumes were counted as images while a run went on."""
+    assert progress_log.describe(manifest(Progress(step=7, images_per_s=0.0759), workload)) == f"step 7, 0.0759 {unit}"
 
 
 def test_lines_are_rarer_than_progress(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -34,7 +53,7 @@ def test_lines_are_rarer_than_progress(monkeypatch: pytest.MonkeyPatch, caplog: 
     with caplog.at_level(logging.INFO, logger=progress_log.log.name):
         for step in range(50):
             now[0] = float(step)
-            lines.add(Progress(step=step, steps_total=50))
+            lines.add(manifest(Progress(step=step, steps_total=50)))
     assert [record.message for record in caplog.records] == [
         "step 10 of 50, about 40 s left",
         "step 20 of 50, about 30 s left",

@@ -15,6 +15,7 @@ from analysis.metrics.facts import number as to_number
 from analysis.metrics.gpu_samples import Span
 from analysis.units import number
 from inpaint_bench.core.config.levers import STORED_BITS
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.records import Device, Window
 
 from .inputs import Finished
@@ -145,7 +146,7 @@ def check_samples(facts: Facts) -> Iterator[str]:
 
 def check_memory(facts: Facts) -> Iterator[str]:
     if wrong := facts.samples["samples_slow"].select(_is_other_sum.sum()).item():
-        yield f"samples_slow: in {wrong} row(s) used, free and reserved memory do not add up to the total"
+        yield f"samples_slow: in {pluralize(wrong, 'row')} used, free and reserved memory do not add up to the total"
 
 
 def check_steps(_: Facts, window: Window, __: Span, steps: pl.DataFrame) -> Iterator[str]:

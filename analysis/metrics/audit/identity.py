@@ -118,7 +118,8 @@ def check_levers(run: Facts) -> Iterator[str]:
         encoded = {"cache_image", *(["cache_masked"] if inpaints else [])}
         if online != len(encoded - levers.keys()) or text == ("cache_text" in levers):
             names = ", ".join(sorted(levers.keys() & CACHES)) or "none"
-            stated = f"encoded {online:g} image(s) per sample and {'the' if text else 'no'} text online"
+            images = "1 image" if online == 1 else f"{online:g} images"
+            stated = f"encoded {images} per sample and {'the' if text else 'no'} text online"
             yield f"of the caches the levers name {names}, and the workload {stated}"
     loader = manifest.data.loader if manifest.data else {}
     for name, lever in levers.items():

@@ -11,7 +11,7 @@ import polars as pl
 from analysis.metrics.facts import Facts
 from analysis.units import number
 from inpaint_bench.core.config.levers import profiled_kernels
-from inpaint_bench.core.console import list_some
+from inpaint_bench.core.console import list_some, pluralize
 from inpaint_bench.core.kernels import IDLE, METRICS, TOTALS
 from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES
 
@@ -40,11 +40,11 @@ def check_times(facts: Facts) -> Iterator[str]:
     impossible = ~pl.col("ms").is_finite() | (pl.col("ms") < 0) | (pl.col("launches") < (pl.col("kind") != IDLE))
     if (wrong := rows.filter(impossible)).height:
         first = wrong.row(0, named=True)
-        text = f"{first['launches']} launches of {first['kind']} in {first['ms']} ms"
+        text = f"{pluralize(first['launches'], 'launch')} of {first['kind']} in {first['ms']} ms"
         name = first["kernel"] or first["kind"]
-        yield f"{KERNEL_TIMES} has {wrong.height} row(s) that no profile gives, e.g. {name}: {text}"
+        yield f"{KERNEL_TIMES} has {pluralize(wrong.height, 'row')} that no profile gives, e.g. {name}: {text}"
     if repeated := rows.height - rows.select("call", "kind", "kernel", "launches", "ms").n_unique():
-        yield f"{KERNEL_TIMES} repeats {repeated} row(s)"
+        yield f"{KERNEL_TIMES} repeats {pluralize(repeated, 'row')}"
     # On a CPU operators contain others.
     for (call,), of_call in rows.filter("measured").group_by("call", maintain_order=True):
         if IDLE in of_call["kind"]:
@@ -105,7 +105,7 @@ def check_levers(facts: Facts) -> Iterator[str]:
 def check_counters(facts: Facts) -> Iterator[str]:
     rows = facts.tables[KERNEL_COUNTERS]
     if repeated := rows.height - rows.select("call", "launch").n_unique():
-        yield f"{KERNEL_COUNTERS} repeats {repeated} launch(es)"
+        yield f"{KERNEL_COUNTERS} repeats {pluralize(repeated, 'launch')}"
     if foreign := sorted(set(rows["kernel"].unique()) - set(facts.tables[KERNEL_TIMES]["kernel"].unique())):
         yield f"{KERNEL_COUNTERS} has kernels that {KERNEL_TIMES} does not have, e.g. {foreign[0]}"
     outside = [name for name in SHARES if _any(rows, (pl.col(name) < 0) | (pl.col(name) > 100 * TOLERANCE))]

@@ -7,7 +7,7 @@ import polars as pl
 
 from analysis.metrics.facts import Facts
 from analysis.units import number
-from inpaint_bench.core.console import list_some
+from inpaint_bench.core.console import list_some, pluralize
 from inpaint_bench.core.records import RankFacts
 from inpaint_bench.telemetry.report import TelemetryReport
 
@@ -23,7 +23,7 @@ def check_ranks(facts: Facts) -> Iterator[str]:
     manifest, ranks = facts.manifest, facts.manifest.ranks or []
     nodes = sum(rank.local_rank == 0 for rank in ranks) or 1
     if manifest.ranks is not None and len(ranks) != manifest.gpus:
-        yield f"the manifest names {len(ranks)} ranks in a run on {manifest.gpus} GPU(s)"
+        yield f"the manifest names {pluralize(len(ranks), 'rank')} in a run on {pluralize(manifest.gpus or 0, 'GPU')}"
     for rank in (rank for rank in ranks if rank.rank):  # the tables tell it for rank 0
         stated = (
             *(("steps", "data_wait_s") if facts.uniform_steps else ()),
@@ -32,7 +32,7 @@ def check_ranks(facts: Facts) -> Iterator[str]:
         if missing := [name for name in stated if getattr(rank, name) is None]:
             yield f"rank {rank.rank} states no {', '.join(missing)}"
     if manifest.nodes != nodes:
-        yield f"the manifest says {manifest.nodes} node(s), and its ranks ran on {nodes}"
+        yield f"the manifest says {pluralize(manifest.nodes, 'node')}, and its ranks ran on {nodes}"
     if sorted(rank.rank for rank in ranks) != list(range(len(ranks))):
         yield f"the manifest numbers its ranks {', '.join(str(rank.rank) for rank in ranks)}"
     # Two nodes of Slurm can be one host, whose processes and GPUs differ all the same.

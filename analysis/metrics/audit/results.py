@@ -13,7 +13,7 @@ import polars as pl
 
 from analysis.metrics.facts import Facts
 from analysis.units import number
-from inpaint_bench.core.console import list_some
+from inpaint_bench.core.console import list_some, pluralize, share
 from inpaint_bench.core.records import Quality
 from inpaint_bench.core.workloads import Relation, Result, declarations
 
@@ -24,15 +24,15 @@ def check_rows(facts: Facts, table: str, result: type[Result], rows: pl.DataFram
     """Compare the rows with the steps that were timed: none is missing, repeated or of another step."""
     timed = rows.filter(pl.col("step") >= 0)
     if repeated := rows.height - rows.select(_STEP).n_unique():
-        yield f"{table} repeats {repeated} row(s)"
+        yield f"{table} repeats {pluralize(repeated, 'row')}"
     steps = facts.tables["steps"].select(pl.col("window_id").cast(pl.String), pl.col("step").cast(pl.Int64))
     if "steps" in facts.files.incomplete:
         return
     if unknown := timed.join(steps, on=_STEP, how="anti").height:
-        yield f"{table} has {unknown} row(s) of steps that the step table does not have"
+        yield f"{table} has {pluralize(unknown, 'row')} of steps that the step table does not have"
     wanted = steps if result.each_step else steps.tail(1)
     if missing := wanted.join(timed, on=_STEP, how="anti").height:
-        yield f"{table} lacks {missing} of {wanted.height} row(s), by the step table"
+        yield f"{table} lacks {share(missing, wanted.height, 'row')}, by the step table"
 
 
 def check_values(facts: Facts, table: str, result: type[Result], rows: pl.DataFrame) -> Iterator[str]:
@@ -49,7 +49,7 @@ def check_values(facts: Facts, table: str, result: type[Result], rows: pl.DataFr
         if count := rows[name].null_count():
             counted = stated.get("losses_not_finite", count)
             text = "" if counted == count else f", and losses_not_finite is {counted}"
-            yield f"{table}: {count} of {rows.height} values of {name} are not finite{text}"
+            yield f"{table}, {name}: {share(count, rows.height, 'value', 'are')} not finite{text}"
 
 
 def check_facts(facts: Facts) -> Iterator[str]:

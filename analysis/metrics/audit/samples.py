@@ -12,6 +12,7 @@ from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
 from analysis.metrics.flags import THERMAL_COUNTERS, THERMAL_PCT
 from analysis.metrics.gpu_samples import COUNTER, EPS, GpuSamples, Span, counter_fell, gap_limit_s, stuck_counter
 from analysis.metrics.telemetry import Telemetry
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.records import Window
 
 from .inputs import Finished
@@ -50,7 +51,7 @@ def check_devices(facts: Facts, telemetry: Telemetry) -> Iterator[str]:
         return
     # Images are counted for every GPU of the run, and energy for every one that is sampled.
     if listed and len(listed) != (manifest.gpus or 1):
-        yield f"the manifest lists {len(listed)} GPU(s) in a run on {manifest.gpus or 1}"
+        yield f"the manifest lists {pluralize(len(listed), 'GPU')} in a run on {manifest.gpus or 1}"
     if listed and sampled != listed:
         extra, missing = sorted(sampled - listed), sorted(listed - sampled)
         parts = [f"samples of {', '.join(extra)}, which the manifest does not list"] if extra else []

@@ -10,6 +10,7 @@ import polars as pl
 
 from analysis.metrics.facts import CLOCKS_AGREE_S, Facts
 from analysis.metrics.telemetry import Telemetry
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.records import Device
 from inpaint_bench.telemetry.report import DeviceReport, TelemetryReport
 
@@ -92,11 +93,11 @@ def check_rows(facts: Facts, report: TelemetryReport) -> Iterator[str]:
         # If a sidecar was killed, its telemetry.json is older than its last rows.
         lost = rows.height != counts.rows if report.status == COMPLETE else rows.height < counts.rows
         if lost:
-            yield f"{table} holds {rows.height} rows, and the sidecar wrote {counts.rows}"
+            yield f"{table} holds {pluralize(rows.height, 'row')}, and the sidecar wrote {counts.rows}"
         num_parts = len(facts.files.footers.get(table, []))
         countable = facts.files.footers and report.status == COMPLETE and not facts.started_before
         if countable and num_parts != counts.parts:
-            yield f"{table} has {num_parts} part(s), and the sidecar closed {counts.parts}"
+            yield f"{table} has {pluralize(num_parts, 'part')}, and the sidecar closed {counts.parts}"
 
 
 def check_ticks(facts: Facts, report: TelemetryReport) -> Iterator[str]:
@@ -114,7 +115,7 @@ def check_ticks(facts: Facts, report: TelemetryReport) -> Iterator[str]:
         rows = _own_rows(facts, report)[table]
         for (uuid,), ticks in rows.group_by("gpu_uuid", maintain_order=True):
             if (num_ticks := ticks["tick_seq"].n_unique()) != stream.ticks_done:
-                yield f"GPU {uuid}: {table} has {num_ticks} ticks, and the sidecar took {stream.ticks_done}"
+                yield f"GPU {uuid}: {table} has {num_ticks} of {pluralize(stream.ticks_done, 'tick')} that were taken"
             elif num_ticks and (due := int(ticks["tick_seq"].max()) + 1) != stream.ticks_due:  # type: ignore[arg-type]
                 counted = f"the sidecar counts {stream.ticks_due} due and {stream.ticks_skipped} skipped"
                 yield f"GPU {uuid}: {table} ends with tick {due - 1} and lacks {due - num_ticks}; {counted}"
@@ -159,11 +160,11 @@ def warnings(facts: Facts, report: TelemetryReport | None) -> Iterator[str]:
     kinds = facts.own_events()["kind"].cast(pl.String)
     for gpu in report.devices:
         if (num_xids := gpu.xids.count or 0) > (in_table := int((kinds == "xid").sum())) and in_table < XIDS_IN_EVENTS:
-            yield f"GPU {gpu.uuid}: {num_xids} Xid(s) by telemetry.json, {in_table} in the events table"
+            yield f"GPU {gpu.uuid}: {pluralize(num_xids, 'Xid')} by telemetry.json, {in_table} in the events table"
         counts = [health and health.ecc_uncorrected_volatile for health in (gpu.health_start, gpu.health_end)]
         errors = counts[1] - counts[0] if None not in counts else 0  # type: ignore[operator]
         if "ecc" not in set(kinds) and errors:
-            yield f"GPU {gpu.uuid}: {errors} new uncorrectable memory error(s), by telemetry.json"
+            yield f"GPU {gpu.uuid}: {pluralize(errors, 'new uncorrectable memory error')}, by telemetry.json"
         if gpu.lost and "gpu_lost" not in set(kinds):
             yield f"GPU {gpu.uuid} was lost, by telemetry.json"
 

@@ -8,6 +8,7 @@ import polars as pl
 from analysis.metrics.facts import CLOCKS_AGREE_S, Facts, number
 from analysis.metrics.gpu_samples import Span
 from analysis.metrics.steadiness import find_stalls
+from inpaint_bench.core.console import pluralize, share
 from inpaint_bench.core.records import Window
 from inpaint_bench.core.schema import Status, WindowKind
 from inpaint_bench.core.workloads import declarations
@@ -91,7 +92,7 @@ def check_counts(facts: Facts) -> Iterator[str]:
         elif window.window_id in measured and not window.images and not facts.is_command:
             yield "the measure window counts no images"
         elif batch is not None and window.images != window.steps * batch * copies:
-            expected = f"{window.steps} steps of batch {batch} on {gpus} GPU(s)"
+            expected = f"{pluralize(window.steps, 'step')} of batch {batch} on {pluralize(gpus, 'GPU')}"
             yield f"{window.images} images are not {expected}" + ("" if of == "measure window" else f" in {of}")
     stated = number((facts.manifest.workload_facts or {}).get("images_stated"))
     if stated not in (None, counted := sum(window.images for window, _ in facts.measured)):
@@ -160,21 +161,21 @@ def _last_recorded(facts: Facts) -> tuple[Window | None, float]:
 def check_places(_: Facts, __: Window, span: Span, steps: pl.DataFrame) -> Iterator[str]:
     start, end = pl.col("t_start_mono_ns"), pl.col("t_end_mono_ns")
     problems = {
-        "warm-up included: {} step(s) began before the measure window opened": start < span[0],
-        "{} step(s) ended after the measure window closed": end > span[1],
-        "clock jump: the times of steps go back in {} places": (start < end.shift(1)) | (end < start),
-        "{} step(s) waited longer for data than they lasted": pl.col("data_wait_ns") > end - start,
+        "warm-up included: {} began before the measure window opened": start < span[0],
+        "{} ended after the measure window closed": end > span[1],
+        "clock jump: the times of steps go back at {}": (start < end.shift(1)) | (end < start),
+        "{} waited longer for data than they lasted": pl.col("data_wait_ns") > end - start,
     }
     counts = steps.select(condition.sum().alias(text) for text, condition in problems.items())
-    yield from (text.format(count) for text, count in counts.row(0, named=True).items() if count)
+    yield from (text.format(pluralize(count, "step")) for text, count in counts.row(0, named=True).items() if count)
 
 
 def check_rows(facts: Facts, window: Window, _: Span, steps: pl.DataFrame) -> Iterator[str]:
     numbers = steps["step"].cast(pl.Int64)
     if repeated := steps.height - numbers.n_unique():
-        yield f"the step table repeats {repeated} step(s) of {window.window_id}"
+        yield f"the step table repeats {pluralize(repeated, 'step')} of {window.window_id}"
     elif steps.height > window.steps or (steps.height < window.steps and "steps" not in facts.files.incomplete):
-        yield f"the step table holds {steps.height} steps of {window.window_id}, which counts {window.steps}"
+        yield f"the step table has {pluralize(steps.height, 'step')} of {window.window_id}, which counts {window.steps}"
     elif steps.height == window.steps and steps.height and numbers[-1] - numbers[0] != steps.height - 1:
         yield f"the {steps.height} steps of {window.window_id} are numbered {numbers[0]} to {numbers[-1]}"
     counted = steps.height == window.steps and not (facts.is_command and steps.is_empty())
@@ -212,24 +213,24 @@ def check_device_time(facts: Facts, window: Window, span: Span, steps: pl.DataFr
 def check_losses(_: Facts, window: Window, __: Span, steps: pl.DataFrame) -> Iterator[str]:
     losses = steps["loss"].drop_nulls()
     if count := int((~losses.is_finite()).sum()):
-        yield f"{count} of {len(losses)} losses of {window.window_id} are not finite"
+        yield f"{window.window_id}: {share(count, len(losses), 'loss', 'are')} not finite"
 
 
 def cut_short(facts: Facts) -> Iterator[str]:
     measured = sum(window.kind == WindowKind.MEASURE for window in facts.windows)
     if cut := measured - len(facts.measured):
-        yield f"{cut} measure window(s) cut short and left out"
+        yield f"{pluralize(cut, 'measure window')} cut short and left out"
 
 
 def warnings(run: Finished) -> Iterator[str]:
     row, steady, held = run.row, run.rates.steadiness, run.rates.steps_in_table
     if held not in (None, row["n_steps"]):
-        yield f"step table holds {held} of {row['n_steps']} steps"
+        yield f"step table holds {share(held or 0, row['n_steps'] or 0, 'step')}"
     if steady is not None and steady.verdict == "no":
         yield steady.explanation
     if row["stalls"]:
-        cost = "{stalls} step(s) stalled for {stall_s:.1f} s, {stall_pct:.1f} % of the measure window; without them "
-        rates = "{images_per_s_steady:.4g} images/s in place of {images_per_s:.4g}"
-        yield (cost + rates).format(**row)
+        cost = " stalled for {stall_s:.1f} s, {stall_pct:.1f} % of the measure window; "
+        rates = "{images_per_s_steady:.4g} images/s without, in place of {images_per_s:.4g}"
+        yield pluralize(row["stalls"], "step") + (cost + rates).format(**row)
     if run.facts.is_command and not run.facts.uniform_steps and row["images"]:
         yield "the images are those of --images, over the whole command, its start included"

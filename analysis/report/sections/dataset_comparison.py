@@ -19,6 +19,7 @@ from analysis.stats import cells
 from analysis.stats.cells import CELL_KEYS, Cell
 from analysis.stats.intervals import Gain
 from analysis.units import made, number
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 
 from .study_tables import gain_text
@@ -191,7 +192,7 @@ def _cells(build: TableBuilder, comparison: DatasetComparison, tolerance: float 
     if comparison.is_copy:
         notes.append(COPY)
     elif comparison.shared_runs:
-        notes.append(f"{comparison.shared_runs} run(s) are in both datasets: of them nothing can differ.")
+        notes.append(f"Both datasets have {pluralize(comparison.shared_runs, 'run')} in common, which cannot differ.")
     for side, alone in (("old", comparison.only_old), ("new", comparison.only_new)):
         listed = ", ".join(map(cell_name, alone))
         notes += [f"In the {side} dataset only: {listed}."] if alone else []

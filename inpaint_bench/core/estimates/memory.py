@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core.config.bench import BenchConfig, GpuConfig
-from inpaint_bench.core.config.levers import RecipeConfig, declaring
+from inpaint_bench.core.config.levers import DIVIDED_WEIGHTS, STORED_BITS, RecipeConfig, declaring
 from inpaint_bench.core.records import to_record
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 
@@ -92,6 +92,12 @@ def usable_mib(gpu: GpuConfig) -> float:
     """
     ecc = 15 / 16 if gpu.memory_type.startswith("GDDR") else 1.0
     return gpu.memory_gb * 1024 * ecc * 0.99
+
+
+def least_weights_mib(parameters: float, recipe: Mapping[str, Any], ranks: int) -> float:
+    """Return what the weights of a network take at least of each GPU: 16 bits, unless a recipe stores fewer."""
+    bits = min(STORED_BITS.get(str(recipe.get(name)), 16) for name in ("linears", "frozen_storage"))
+    return parameters * bits / 2**23 / (ranks if recipe.get("sharding") in DIVIDED_WEIGHTS else 1)
 
 
 def signature(recipe: Mapping[str, Any]) -> dict[str, str]:

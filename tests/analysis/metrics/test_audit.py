@@ -116,11 +116,11 @@ def test_sound_run_is_valid_without_a_stall(sound: Planted) -> None:
 CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
     "rows of the step table were dropped": (
         [rows("steps", lambda frame: frame.filter(pl.col("step") != 30))],
-        "the step table holds 49 steps of measure-1, which counts 50",
+        "the step table has 49 steps of measure-1, which counts 50",
     ),
     "rows of the step table were doubled": (
         [rows("steps", lambda frame: pl.concat([frame, frame.tail(1)]))],
-        "the step table repeats 1 step(s) of measure-1",
+        "the step table repeats 1 step of measure-1",
     ),
     "steps are numbered with a gap": (
         [column("steps", "step", pl.when(pl.col("step") > 30).then(pl.col("step") + 5).otherwise("step"))],
@@ -140,15 +140,15 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
     ),
     "losses are not finite": (
         [column("steps", "loss", pl.lit(1e38) * 1e3)],
-        "50 of 50 losses of measure-1 are not finite",
+        "measure-1: 50 of 50 losses are not finite",
     ),
     "the batch is another": ([manifest(batch=16)], "batch=32 was requested, and the manifest says 16"),
     "the seed is missing": ([manifest(seed=None)], "was requested, and the manifest has none"),
-    "two GPUs and one device": ([manifest(gpus=2)], "the manifest lists 1 GPU(s) in a run on 2"),
-    "two nodes and one process": ([manifest(nodes=2)], "the manifest says 2 node(s), and its ranks ran on 1"),
+    "two GPUs and one device": ([manifest(gpus=2)], "the manifest lists 1 GPU in a run on 2"),
+    "two nodes and one process": ([manifest(nodes=2)], "the manifest says 2 nodes, and its ranks ran on 1"),
     "three GPUs and two processes": (
         [manifest(gpus=3, ranks=[RANK, {**RANK, "rank": 1}])],
-        "the manifest names 2 ranks in a run on 3 GPU(s)",
+        "the manifest names 2 ranks in a run on 3 GPUs",
     ),
     "a measure window is called a warm-up": (
         [record("windows", **{"0__kind": "measure"})],
@@ -193,7 +193,7 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
     ),
     "a part is missing": (
         [lose_counters],
-        "samples_gpm has 0 part(s), and the sidecar closed 1",
+        "samples_gpm has 0 parts, and the sidecar closed 1",
     ),
     "late ticks that no row lacks": (
         [record("report", streams__fast__ticks_skipped=40)],
@@ -239,7 +239,7 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
     ),
     "a cache that the workload did not use": (
         [manifest(levers=[{"name": "cache_image", "field": "cache_image", "requested": True}])],
-        "of the caches the levers name cache_image, and the workload encoded 2 image(s) per sample",
+        "of the caches the levers name cache_image, and the workload encoded 2 images per sample",
     ),
     "no counter, and instant power that its average contradicts": (
         [
@@ -377,7 +377,7 @@ CONTRADICTIONS: dict[str, tuple[list[Change], str]] = {
     ),
     "steps that overlap": (
         [column("steps", "t_end_mono_ns", pl.col("t_end_mono_ns") + (pl.col("step") == 30) * S)],
-        "clock jump: the times of steps go back in 1 places",
+        "clock jump: the times of steps go back at 1 step",
     ),
     "a run that ended before it started": ([manifest(ended_unix_ns=lambda t: t - 3600 * S)], "before it started"),
 }
@@ -455,7 +455,7 @@ WARNINGS: dict[str, tuple[list[Change], str]] = {
     ),
     "memory errors that no event shows": (
         [record("report", devices__0__health_end__ecc_uncorrected_volatile=5)],
-        "5 new uncorrectable memory error(s), by telemetry.json",
+        "5 new uncorrectable memory errors, by telemetry.json",
     ),
 }
 

@@ -63,9 +63,9 @@ def test_a_sound_profile_has_no_contradiction() -> None:
     [
         (times({}, CALLS[:1]), "has no kernel of eager step, which was profiled"),
         (times({}, [*CALLS, "call"]), "has kernels of call, which was not profiled"),
-        (times({0: {"ms": -1.0}}, CALLS), "row(s) that no profile gives, e.g. conv: 3 launches of other in -1.0 ms"),
-        (times({0: {"launches": 0}}, CALLS), "row(s) that no profile gives, e.g. conv: 0 launches of other in 300.0"),
-        (pl.concat([times({}, CALLS)] * 2), "repeats 6 row(s)"),
+        (times({0: {"ms": -1.0}}, CALLS), "1 row that no profile gives, e.g. conv: 3 launches of other in -1.0 ms"),
+        (times({0: {"launches": 0}}, CALLS), "1 row that no profile gives, e.g. conv: 0 launches of other in 300.0"),
+        (pl.concat([times({}, CALLS)] * 2), "repeats 6 rows"),
         (times({0: {"ms": 2000.0}}, CALLS), "kernels and gaps of step take 2200.0 ms, a step 500.0 ms"),
         (times({0: {"ms": 3.0}, 1: {"ms": 1.0}}, CALLS), "kernels and gaps of step take 84.0 ms, a step 500.0 ms"),
     ],
@@ -83,7 +83,7 @@ def test_communication_that_is_longer_than_its_whole(exchange: dict[str, float])
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"launch": 1}, "repeats 1 launch(es)"),
+        ({"launch": 1}, "repeats 1 launch"),
         ({"kernel": "gemm"}, "has kernels that kernel_times does not have, e.g. gemm"),
         ({"sm_pct": 140.0}, "no GPU counts such values of sm_pct"),
         ({"warps_issued": 1.4, "ipc": 5.6, "warps_eligible": 2.0}, "no GPU counts such values of warps_issued"),

@@ -14,6 +14,7 @@ import pytest
 
 from analysis.metrics import run_row
 from analysis.metrics.facts import Facts
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.records import Manifest, Window
 from inpaint_bench.core.schema import results_table
 from inpaint_bench.core.tables import SCHEMAS
@@ -120,9 +121,9 @@ def test_rows_are_those_of_the_steps(workload, tmp_path_factory):
     table = results_table(workload)
     rows = run[2][table]
     assert f"{table} lacks 1 of" in reason(run, workload, rows.head(-1))
-    assert f"{table} repeats 1 row(s)" in reason(run, workload, pl.concat([rows, rows.tail(1)]))
+    assert f"{table} repeats 1 row" in reason(run, workload, pl.concat([rows, rows.tail(1)]))
     other = rows.with_columns((pl.col("step") + 1000).alias("step"))
-    text = f"{table} has {rows.height} row(s) of steps that the step table does not have"
+    text = f"{table} has {pluralize(rows.height, 'row')} of steps that the step table does not have"
     assert text in reason(run, workload, other)
 
 
@@ -169,5 +170,5 @@ def test_a_loss_of_null_is_a_loss_that_is_not_finite(counted, text, tmp_path_fac
     facts = msgspec.structs.replace(manifest, workload_facts={**manifest.workload_facts, **stated})
     rows = tables[table].with_columns(loss=pl.when(pl.col("step") >= 3).then("loss"))
     told = reason((facts, windows, tables), workload, rows)
-    assert f"{table}: 3 of 60 values of loss are not finite{text}" in told or text == "is 5" in told
+    assert f"{table}, loss: 3 of 60 values are not finite{text}" in told or text == "is 5" in told
     assert ("losses_not_finite is" in told) == bool(text)

@@ -252,7 +252,7 @@ def test_data_facts_and_unusual_steps_are_in_the_row(tmp_path: Path) -> None:
     row = row_of(write_run(tmp_path, data=data, workload_facts={"losses_not_finite": 2, "skipped_steps": 3}))
     assert (row["images_found"], row["images_used"], row["images_skipped"]) == (10, 9, 1)
     assert "a.jpg" in row["skipped_images"]
-    assert "2 loss(es) not finite; 3 optimizer step(s) skipped" in row["warnings"]
+    assert "2 losses not finite; 3 optimizer steps skipped" in row["warnings"]
 
 
 @pytest.mark.parametrize("source", ["nvml", "none"])

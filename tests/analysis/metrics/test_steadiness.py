@@ -60,7 +60,7 @@ def test_single_slow_step_is_steady(tmp_path: Path) -> None:
 def test_two_blocks_are_too_short_with_a_reason(tmp_path: Path) -> None:
     row = row_of(tmp_path, window_s=2.9)
     assert (row["steady"], row["step_drift_pct"], row["step_mean_pct"]) == ("too_short", None, None)
-    assert "step_drift_pct=too_short: 2 block(s) of 1 s or a step, 3 are needed" in row["null_reasons"]
+    assert "step_drift_pct=too_short: 2 blocks of 1 s or a step, 3 are needed" in row["null_reasons"]
     assert "steady" not in (row["warnings"] or "")
 
 

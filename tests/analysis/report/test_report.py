@@ -119,7 +119,7 @@ def test_every_title_of_a_demonstration_says_so(tmp_path: Path) -> None:
     write_run(tmp_path / "in", "r-02", gpu="h200", site="delta")
     text, page = report_of(tmp_path)
     assert "Demonstration, not a measurement" in text
-    assert "1 of 2 runs are demonstrations, 1 of them with telemetry replayed" in text
+    assert "1 of 2 runs is a demonstration, 1 of them with telemetry replayed" in text
     assert "The telemetry of A40 is invented: a program made the recording" in text
     labels = re.findall(r'<svg class="fig"[^>]*aria-label="([^"]*)"', text)
     assert len(labels) == text.count("<figure id=")
@@ -288,7 +288,7 @@ def test_merge_lists_skipped_files_and_report_prints_the_page_last(
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert "CONFLICT" in out
-    headings = ["SD 1.5 ", "CONFLICT", "Take an A40", "Fastest: gpu=a40", "Next run: ", "1 of 2 runs are valid"]
+    headings = ["SD 1.5 ", "CONFLICT", "Take an A40", "Fastest: gpu=a40", "Next run: ", "1 of 2 runs is valid"]
     places = [next(at for at, line in enumerate(out.splitlines()) if line.startswith(heading)) for heading in headings]
     assert places == sorted(places)
 

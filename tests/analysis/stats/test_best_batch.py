@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from itertools import combinations
+from statistics import median
 from typing import Any
 
+import polars as pl
 import pytest
 
+from analysis.dataset import open_dataset
 from analysis.report import tables
 from analysis.report.sections import decision, study_tables
 from analysis.report.tables import TableBuilder
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision
-from analysis.stats.cells import build_cells, is_distinguishable
-from tests.analysis.report.test_tables import frame
+from analysis.stats.cells import CELL_KEYS, build_cells, is_distinguishable
+from tests.analysis.committed import RESULTS
+from tests.analysis.report.test_tables import BASELINE, frame
 
 
 def runs_of(batch: int, *speeds: float, card: str | None = "GPU-1", **more: Any) -> list[dict[str, Any]]:
@@ -322,6 +328,43 @@ def test_one_batch_that_needs_more_than_half_of_the_memory_proposes_no_larger_on
     """Regression: batch 2 was proposed where batch 1 took 62 % of the memory."""
     decision = decide(*runs_of(1, 10.0, 10.1, 9.9, vram_run_pct=62.0))
     assert (decision.next_run, decision.next_run_reason) == ("", "batch 2 may need up to 124 % of the memory")
+
+
+@pytest.mark.parametrize(("linears", "most"), [("fp8", 99), ("default", 91)])
+def test_weights_do_not_grow_with_the_batch(linears: str, most: int) -> None:
+    """Regression: batch 16 `may need up to 107 %`, frozen weights of FLUX included; it took 95 %."""
+    lever = {"name": "linears", "field": "linears", "requested": linears, "active": True}
+    levers = json.dumps([*json.loads(BASELINE), lever])
+    memory = {"vram_run_pct": 53.48, "vram_run_mib_peak": 76561.0}
+    decision = decide(*runs_of(8, 15.9, levers=levers, parameters=11_902_391_360, **memory))
+    assert (decision.next_run, decision.next_run_reason) == ("batch=16", f"it needs at most {most} % of the memory")
+
+
+def test_no_batch_of_the_committed_datasets_needs_more_than_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    """The search of cuDNN is no need: it takes what is free, and in one cell so much that its run exceeds the bound."""
+    datasets = {path.parent.name: open_dataset(path.parent).runs for path in sorted(RESULTS.glob("*/dataset.json"))}
+    datasets["all"] = pl.concat(
+        [runs.with_columns(pl.col("run_id") + name) for name, runs in datasets.items()], how="diagonal"
+    )
+    exceeded, ratios = set(), []
+    for name, runs in datasets.items():
+        keys = [key for key in CELL_KEYS if key != "batch"]
+        for _, group in build_cells(runs).drop_nulls(["batch", "vram_run_pct_max"]).group_by(keys):
+            for small, large in combinations(group.sort("batch").iter_slices(1), 2):
+                low, high = (cell.row(0, named=True) for cell in (small, large))
+                bound = best_batch.most_memory_pct(small, runs, high["batch"])
+                assert bound is not None
+                assert bound >= high["vram_pct_max"], (name, high["recipe"], low["batch"], high["batch"])
+                if bound < high["vram_run_pct_max"]:
+                    exceeded.add((high["recipe"], low["batch"], high["batch"]))
+                ratios.append(bound / (low["vram_run_pct_max"] * high["batch"] / low["batch"]))
+    assert exceeded == {("earlier_baseline", 32, 64)}
+    assert len(ratios) > 100
+    assert max(ratios) <= 1
+    tighter = [100 * (1 - ratio) for ratio in ratios if ratio < 1]
+    with capsys.disabled():
+        print(f"\n{len(ratios)} pairs of batches; {len(tighter)} bounds are below a multiple of the whole", end="")
+        print(f" by {min(tighter):.1f} to {max(tighter):.1f} %, median {median(tighter):.1f} %")
 
 
 def test_every_series_has_a_row_also_without_energy() -> None:

@@ -40,6 +40,6 @@ def test_row_per_cell_with_medians_over_seeds() -> None:
 def test_earlier_runs_and_those_that_go_on_are_named() -> None:
     rows = shown(point(8, 0, {"imports": 5.0}), point(8, 1, None), point(16, 0, None), point(32, 0, None, ended=False))
     notes = [" ".join(row) for row in rows]
-    assert notes[1].endswith("1 of 2 runs have no record of stages")
-    assert notes[2].endswith("1 of 1 runs have no record of stages")
+    assert notes[1].endswith("1 of 2 runs has no record of stages")
+    assert notes[2].endswith("1 of 1 run has no record of stages")
     assert notes[3].endswith("not ended")

@@ -280,6 +280,32 @@ def test_sweep_into_a_directory_in_use_is_refused(used, folder, message, capsys,
         assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("key", ["hydra.run.dir", "hydra.sweep.dir"])
+@pytest.mark.parametrize(
+    ("used", "folder", "message"),
+    [
+        ("run/manifest.json", "run/a/b", "/run, whose files it would mix; name another"),
+        ("runs/day/sweep.json", "runs", "/runs holds other sweeps: choose another {key}; with out="),
+    ],
+)
+def test_directory_inside_a_run_or_above_sweeps_is_refused(key, used, folder, message, capsys, tmp_path):
+    """Regression: a single run was made inside another one."""
+    replace_json(tmp_path / used, {"run_id": "r-1", "status": "completed"})
+    before = sorted(tmp_path.rglob("*"))
+    overrides = ["gpu=cpu", "recipe=cpu", "telemetry=none", "model=tiny_inpaint", "data.resolution_px=64"]
+    flag = ["-m"] if key == "hydra.sweep.dir" else []
+    assert main([*flag, *overrides, f"{key}={tmp_path / folder}"]) == 2
+    assert message.format(key=key) in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_manifest_of_another_program_is_no_run(capsys, tmp_path):
+    (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
+    overrides = ["gpu=cpu", "recipe=cpu", "telemetry=none", "dry_run=true"]
+    assert main(["-m", *overrides, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
+    assert "nothing was submitted" in capsys.readouterr().out
+
+
 def test_sweep_that_was_moved_to_such_a_directory_is_not_rerun(capsys, tmp_path):
     replace_json(tmp_path / "a:b" / "sweep.json", SWEEP)
     for options in ([], ["--dry-run"]):
