@@ -19,7 +19,7 @@ from inpaint_bench.core.records import Manifest
 from inpaint_bench.core.schema import Status, WindowKind
 
 from . import comparability, recipe_labels
-from .columns import BOUNDS, DEFINITIONS, HIVE_KEYS, REAL, SCHEMA, WINDOW_SCHEMA, hive_value
+from .columns import DEFINITIONS, HIVE_KEYS, REAL, SCHEMA, WINDOW_SCHEMA, hive_value
 from .ingest import parts
 from .metrics import steadiness
 from .metrics.audit.board import fp32_mfu_pct
@@ -72,20 +72,16 @@ def open_dataset(folder: Path | str) -> Dataset:
     All of its files are read to compare them with what the merge wrote.
     """
     folder = Path(folder)
-    metadata, runs = seal.read_runs(folder, SCHEMA, BOUNDS)
-    notes = [definitions_note(metadata)]
-    if "seal" in metadata:
-        seal.refuse(folder, seal.table_changes(folder))
-    else:
-        notes.insert(0, "Merged by older code, which did not record what it wrote: changes since cannot be seen.")
-    written = runs.columns
+    metadata, runs = seal.read_runs(folder)
+    seal.refuse(folder, seal.table_changes(folder))
+    note, written = definitions_note(metadata), runs.columns
     runs = _with_all_columns(runs, SCHEMA)
     runs = runs.with_columns(pl.col("nodes").fill_null(1))  # merges that wrote none knew of one node only
     runs = _with_mfu_of_fp32(_without_wrong_parameters(runs))
     dataset = Dataset(
         folder=folder,
         metadata=metadata,
-        notes=[note for note in notes if note],
+        notes=[note] if note else [],
         runs=recipe_labels.add_short_names(comparability.add_comparability_key(runs)),
         windows=_with_all_columns(seal.read_table(folder / schema.RUN_WINDOWS), WINDOW_SCHEMA),
         skipped=seal.read_table(folder / schema.SKIPPED),

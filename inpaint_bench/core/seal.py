@@ -7,7 +7,7 @@ of every other file.
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,10 +21,6 @@ from .errors import UserError
 DIRECTORIES = "directories.json"  # a Directory for each run directory that the merge saw
 # Read back by a report.
 INDEX = (DIRECTORIES, schema.RUNS, schema.RUN_WINDOWS, schema.SKIPPED)
-REQUIRED = (  # columns of runs.parquet that every merge wrote
-    *("run_id", "valid", "workload", "model", "recipe", "resolution_px", "gpu", "gpus", "batch"),
-    *("images_per_s", "window_s", "started", "ended"),
-)
 
 
 class WrittenFile(msgspec.Struct, kw_only=True, frozen=True):
@@ -63,13 +59,11 @@ def seal(metadata: dict[str, Any], dataset: Path) -> dict[str, Any]:
     return {**metadata, "seal": _digest(metadata)}
 
 
-def read_runs(
-    dataset: Path, kinds: Mapping[str, pl.DataType], bounds: Mapping[str, tuple[float, float]]
-) -> tuple[dict[str, Any], pl.DataFrame]:
+def read_runs(dataset: Path) -> tuple[dict[str, Any], pl.DataFrame]:
     """Return dataset.json and the table of runs. Every command that uses a dataset begins here.
 
-    `kinds` are the types of columns, `bounds` the limits of valid runs. Raises UserError for a folder without a
-    dataset, one of another schema, a small file that was changed since the merge, and columns that no merge writes so.
+    Raises UserError for a folder without a dataset, one of another schema, and a small file that was changed since the
+    merge.
     """
     if not dataset.is_dir():
         raise UserError(f"{dataset} does not exist; merge run directories into it first (`inpaint-bench merge`).")
@@ -81,21 +75,8 @@ def read_runs(
         raise UserError(f"{dataset} is not a merged dataset (no {schema.DATASET}); use `inpaint-bench merge`.")
     if problem := schema.version_problem(metadata.get("schema_version")):
         raise UserError(f"{dataset}: {problem}. Merge again.")
-    refuse(dataset, index_changes(dataset, metadata) if "seal" in metadata else ())
-    runs = read_table(dataset / schema.RUNS)
-    problems = [f"no column {name}" for name in REQUIRED if name not in runs]
-    wrong = {name: kind for name, kind in kinds.items() if name in runs and runs.schema[name] != kind}
-    problems += [f"{name} is {runs.schema[name]}, not {kind}" for name, kind in wrong.items()]
-    if not problems and not runs["run_id"].is_unique().all():
-        problems.append(f"{runs.filter(pl.col('run_id').is_duplicated())['run_id'][0]} is the run of several rows")
-    if not problems:
-        valid = runs.filter("valid")
-        for name, (low, high) in bounds.items():
-            # A NaN is above every number.
-            outside = valid.filter(~pl.col(name).is_between(low, high)) if name in runs else valid[:0]
-            problems += [f"{name} of {run['run_id']} is {run[name]:g}" for run in outside.head(1).to_dicts()]
-    refuse(dataset, (f"{schema.RUNS}: {problem}" for problem in problems))
-    return metadata, runs
+    refuse(dataset, index_changes(dataset, metadata))
+    return metadata, read_table(dataset / schema.RUNS)
 
 
 def read_table(path: Path) -> pl.DataFrame:
@@ -126,7 +107,7 @@ def index_hashes(dataset: Path) -> dict[str, str]:
 
 def index_changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
     """Yield what was changed of dataset.json and of the small files since the merge."""
-    if metadata["seal"] != _digest(metadata):
+    if metadata.get("seal") != _digest(metadata):
         yield f"{schema.DATASET} was edited"
         return
     try:

@@ -17,6 +17,7 @@ from analysis import comparability, merge
 from analysis.dataset import Dataset, open_dataset
 from analysis.stats import best_batch, cells, study
 from inpaint_bench.cli import app
+from inpaint_bench.core import seal
 from inpaint_bench.core.errors import UserError
 from tests.analysis.report.test_tables import frame
 
@@ -51,7 +52,7 @@ def test_command_exits_with_2_and_names_the_option_that_allows_it(
 ) -> None:
     write_run(tmp_path / "runs", "r-1")
     write_run(tmp_path / "runs", "r-2", environment=OLD, power_w=152.0, counter=False)
-    command = ["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "ds"), "--threads", "1"]
+    command = ["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "ds")]
     assert app.main(command) == 2
     stderr = capsys.readouterr().err
     assert "add --allow-mixed driver,power_semantics:" in stderr
@@ -149,9 +150,8 @@ def test_comparability_key_is_computed_when_a_dataset_without_it_is_opened(tmp_p
     merged(tmp_path, "driver")
     runs = tmp_path / "ds" / "runs.parquet"
     pl.read_parquet(runs).drop("comparability_key", "power_semantics").write_parquet(runs)
-    metadata = tmp_path / "ds" / "dataset.json"  # of code that did not seal
-    content = {key: value for key, value in json.loads(metadata.read_text()).items() if key != "seal"}
-    metadata.write_text(json.dumps(content))
+    metadata = tmp_path / "ds" / "dataset.json"
+    metadata.write_text(json.dumps(seal.seal(json.loads(metadata.read_text()), tmp_path / "ds")))
     assert cells.build_cells(open_dataset(tmp_path / "ds").runs)["n"].to_list() == [1, 1]
 
 

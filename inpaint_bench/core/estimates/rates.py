@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom, for n = 3 and more.
 _T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-_LIMITS = {
-    **dict.fromkeys(("images_per_s", "joules_per_image", "window_s"), (1e-12, 3.4e38)),
-    **dict.fromkeys(("batch", "gpus", "nodes"), (1, 1e6)),
-}  # limits for values of valid runs
 # Runs from before recipes were recorded: which levers a name meant then is not known, so it names another execution.
 UNRECORDED = " (levers not recorded)"
 _SMALLER = {"h": (60, "min"), "MJ": (1000, "kJ")}  # what is printed of less than 1
@@ -128,16 +124,8 @@ def read_cells(folder: Path) -> list[Cell]:
 
     from inpaint_bench.core import seal  # loads polars
 
-    text, integer, real, time = pl.String(), pl.Int64(), pl.Float64(), pl.Datetime("us", "UTC")
-    kinds: dict[str, pl.DataType] = {
-        **dict.fromkeys((*Work._fields[:-1], "gpu"), text),
-        **dict.fromkeys(_LIMITS, real),
-        **dict.fromkeys(("resolution_px", "gpus", "nodes", "batch"), integer),
-        **dict.fromkeys(("started", "ended"), time),
-        **dict.fromkeys(("valid", "demonstration"), pl.Boolean()),
-    }
-    _, table = seal.read_runs(folder, kinds, _LIMITS)
-    return cells_of(folder.name, table.with_columns(pl.Series("recipe", current_names(table), text)))
+    _, table = seal.read_runs(folder)
+    return cells_of(folder.name, table.with_columns(pl.Series("recipe", current_names(table), pl.String)))
 
 
 def cells_of(source: str, runs: pl.DataFrame) -> list[Cell]:
