@@ -203,6 +203,7 @@ class TestRun:
         assert (run["status"], run["reason"]) == ("failed", "app_error")
         assert run["message"] == f"torch's process group did not end within {LEAVING_S:g} s"
 
+    @pytest.mark.usefixtures("real_processes")  # an interpreter ends with more than a fork does
     @pytest.mark.parametrize("how", ["exit", pytest.param("hang", marks=pytest.mark.faults)])  # waits 120 s
     def test_end_of_a_rank_after_the_run_changes_nothing(self, tmp_path: Path, how: str) -> None:
         assert start(tmp_path, "gpus=2", "workload.module=tests.run.late_exit", LATE=how).wait(WAIT_S) == 0
