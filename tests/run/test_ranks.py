@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,14 @@ def on_ranks(module: str, ranks: int, *arguments: str) -> list[str]:
     return outputs
 
 
-def float64_losses(tmp_path: Path, ranks: int, *overrides: str) -> list[list[float]]:
-    """Losses of each rank."""
-    arguments = (str(tmp_path / f"store-{ranks}"), str(STEPS), f"gpus={ranks}", *overrides)
-    outputs = on_ranks("tests.run.rank_losses", ranks, *arguments)
+@cache
+def losses_of_one_rank(*overrides: str) -> list[float]:
+    (output,) = on_ranks("tests.run.rank_losses", 1, "", str(STEPS), "gpus=1", *overrides)
+    return [float(line) for line in output.splitlines()]
+
+
+def losses_of_two_ranks(store: Path, *overrides: str) -> list[list[float]]:
+    outputs = on_ranks("tests.run.rank_losses", 2, str(store), str(STEPS), "gpus=2", *overrides)
     return [[float(line) for line in output.splitlines()] for output in outputs]
 
 
@@ -115,10 +120,8 @@ def test_losses_are_those_of_one_rank_with_the_whole_batch(
     several = tuple(option for option in options if option.startswith(OF_SEVERAL_RANKS))
     everywhere = (option for option in options if option not in several)
     both = ("workload.learning_rate=0.001", f"recipe.accumulate={micro_batches}", *everywhere)
-    one, first, second = (
-        *float64_losses(tmp_path, 1, "batch=4", *both),
-        *float64_losses(tmp_path, 2, "batch=2", *both, *several),
-    )
+    one = losses_of_one_rank("batch=4", *both)
+    first, second = losses_of_two_ranks(tmp_path / "store", "batch=2", *both, *several)
     assert len(one) == STEPS
     assert first == second
     assert first == pytest.approx(one, rel=0, abs=1e-10)
