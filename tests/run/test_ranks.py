@@ -102,14 +102,14 @@ COSINE = (f"workload.train_steps={STEPS}", "workload.schedule=cosine", "workload
         (2, ("recipe.sharding=fsdp2",)),
         (2, ("recipe.sharding=tensor",)),
         (2, (*FLUX, "recipe.sharding=tensor")),
-        (2, (*FLUX2, "recipe.sharding=tensor")),
+        pytest.param(2, (*FLUX2, "recipe.sharding=tensor"), marks=pytest.mark.faults),
         (2, (*SD3, "recipe.sharding=tensor")),
         (2, LORA),
         (1, (*FLUX, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # with location tokens
         (2, (*SD3, "recipe.sharding=pipeline")),  # without
         (1, (*COSINE, "recipe.sharding=zero1", "workload.max_grad_norm=0.5")),
-        (1, (*COSINE, "recipe.sharding=fsdp2")),
-        (1, (*SD3, *COSINE, "recipe.sharding=pipeline")),
+        pytest.param(1, (*COSINE, "recipe.sharding=fsdp2"), marks=pytest.mark.faults),
+        pytest.param(1, (*SD3, *COSINE, "recipe.sharding=pipeline"), marks=pytest.mark.faults),
         (1, ("workload.optimizer=adafactor", "workload.max_grad_norm=0.5")),
         (1, (*FLUX2, "recipe.sharding=pipeline", "recipe.lora_rank=4")),  # the border is that of both kinds of blocks
     ],
