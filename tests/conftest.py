@@ -2,6 +2,7 @@
 
 import copy
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hydra.core.singleton import Singleton
 
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: tests/kernels runs them on the CPU
+
+sys.dont_write_bytecode = False  # else each session compiles all test files and rewrites their assertions
 
 pytest_plugins = ["tests.testbed.fixtures", "tests.tiers", "tests.warm.fixtures"]
 

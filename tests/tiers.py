@@ -1,9 +1,9 @@
 """Sort the tests into three tiers, which tests/README.md describes: `quick`, `test` and `faults`.
 
 A test is marked by what it needs: `slurm` and `browser` by its fixtures, `torch` by what its file imports (directly or
-through this project), `subprocess` where the file imports it. By hand: `faults`, `slow`, `subprocess` where the code
-under test starts a process. `quick` are all that need nothing, and an audit hook fails a quick test that loads torch
-or starts a process; `test` are all others but `faults`.
+through this project), `subprocess` where the file imports it. By hand: `faults`, `slow`, and `torch` and `subprocess`
+where the code under test loads the one or starts the other. `quick` are all that need nothing, and an audit hook fails
+a quick test that loads torch or starts a process; `test` are all others but `faults`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = ("inpaint_bench", "launchers", "analysis", "tests")
+PROJECT = ("inpaint_bench", "launchers", "analysis", "benchmarks", "tests")
 FIXTURES = {"testbed": "slurm", "testbed_light": "slurm", "browser": "browser"}
 LIBRARIES = {"torch": "torch", "diffusers": "torch", "subprocess": "subprocess", "multiprocessing": "subprocess"}
 PROCESS_EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"))
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = _markers_of_file(item.path)
         fixtures = {*getattr(item, "fixturenames", ()), *_parameters(item)}
         names |= {FIXTURES[fixture] for fixture in fixtures if fixture in FIXTURES}
-        names |= {mark.name for mark in item.iter_markers()} & {"faults", "slow", "subprocess"}
+        names |= {mark.name for mark in item.iter_markers()} & {"faults", "slow", "subprocess", "torch"}
         for name in (names | {_tier(names)}) - {mark.name for mark in item.iter_markers()}:
             item.add_marker(name)
         if not any(item.iter_markers("xdist_group")):
@@ -150,6 +150,7 @@ def _with_packages(name: str) -> Iterator[str]:
     return (".".join(parts[: end + 1]) for end in range(len(parts)))
 
 
+@cache
 def _file_of_module(name: str) -> Path | None:
     path = ROOT.joinpath(*name.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)

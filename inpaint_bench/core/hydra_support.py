@@ -40,9 +40,7 @@ _NOT_READ = {
 
 def register() -> None:
     """Register the root schema and the resolvers of our configuration files; may be called again."""
-    OmegaConf.register_new_resolver("testbed", lambda: str(testbed_dir()), replace=True)
-    OmegaConf.register_new_resolver("prepared", _prepared, replace=True)
-    OmegaConf.register_new_resolver("recipes", recipe.sweep, replace=True)
+    register_resolvers()
     schema = OmegaConf.structured(BenchConfig)
     # Overrides of site files may name any key: they are checked once the site is known.
     OmegaConf.set_struct(schema.sites, False)
@@ -54,6 +52,13 @@ def register() -> None:
         ConfigStore.instance().store(group="recipe", name=lever.name, node={lever.field: lever.value})
     # Hydra finds the class of a search path entry by its scheme, and has no public way to replace one.
     SourcesRegistry.instance().types["file"] = CheckedFiles
+
+
+def register_resolvers() -> None:
+    """Register what a composed configuration needs to be read; may be called again."""
+    OmegaConf.register_new_resolver("testbed", lambda: str(testbed_dir()), replace=True)
+    OmegaConf.register_new_resolver("prepared", _prepared, replace=True)
+    OmegaConf.register_new_resolver("recipes", recipe.sweep, replace=True)
 
 
 class CheckedFiles(FileConfigSource):

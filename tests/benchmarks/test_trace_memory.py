@@ -7,6 +7,8 @@ import pytest
 from benchmarks import trace_memory
 from inpaint_bench.core.errors import UserError
 
+pytestmark = pytest.mark.torch  # which the traced step loads
+
 
 def test_step_is_traced_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against what is known by hand: weights, two moments and gradients; and activations that grow with the batch."""

@@ -1,4 +1,4 @@
-"""One thread for tensors, a small prepared dataset, and a disk that is soon full."""
+"""A small prepared dataset, and a disk that is soon full."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-
-from .support import prepared
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def facades(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a dataset of 60 facades of 32 px in every format; tests must not change it."""
+    from .support import prepared  # loads torch, which `make quick` does without
+
     return prepared(tmp_path_factory.mktemp("facades") / "set", "data.num_images=60")
 
 

@@ -16,6 +16,8 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.workloads._volumes import SHAPES
 from inpaint_bench.data.volumes import NiftiFolder, synthetic
 
+pytestmark = pytest.mark.torch  # which resampling loads
+
 SIDES = (16, 16, 16)
 ARRAY = npt.NDArray[np.float64]
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from inpaint_bench.kernels import dispatch
-
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the kernels run on tensors of the processor, in Triton's interpreter (see tests/conftest.py)."""
+    from inpaint_bench.kernels import dispatch  # loads torch, which `make quick` does without
+
     pytest.importorskip("triton")
     monkeypatch.setattr(dispatch, "interpret", True)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from inpaint_bench.models.pipeline_folder import save_pipeline
-from tests.quality.support import listening
-
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a pipeline saved from random weights; tests must not change it."""
+    from inpaint_bench.models.pipeline_folder import save_pipeline  # loads torch, which `make quick` does without
+    from tests.quality.support import listening
+
     path = tmp_path_factory.mktemp("weights") / "trained"
     save_pipeline(listening(), path)
     return path

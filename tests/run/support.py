@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import random
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,24 @@ import hydra
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from PIL import Image
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.hydra_support import register, register_resolvers
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.records import DataFacts
 from inpaint_bench.core.workloads import Facts
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
 from inpaint_bench.workloads import TrainingWorkload
+from launchers.points.compose import parsed
+from launchers.points.hydra_internals import apply_overrides
 
 TINY = (
     "hydra/launcher=basic",
@@ -47,10 +54,33 @@ TINY = (
 
 
 def compose(*overrides: str) -> DictConfig:
-    """A configuration as the command line gives it; small unless overridden."""
+    """A configuration as the command line gives it; small unless overridden.
+
+    Configurations of the same files share what Hydra composes, as the points of a sweep do: a tenth of the time.
+    """
+    lines = split_choices([*TINY, *overrides])
+    values = {line: override for line in lines if _is_value(override := parsed(line))}
+    try:
+        config = copy.deepcopy(_composed(conf_dir(), *(line for line in lines if line not in values)))
+        apply_overrides([*values.values()], config)
+    except (HydraException, OmegaConfBaseException):
+        return _composed.__wrapped__(conf_dir(), *lines)  # raises the error of the whole
+    register_resolvers()
+    return config
+
+
+def _is_value(override: Override) -> bool:
+    """Return whether it sets a value, and chooses no file."""
+    name = override.key_or_group
+    is_choice = name.startswith("hydra") or (conf_dir() / name).is_dir()
+    return override.type == OverrideType.CHANGE and override.package is None and not is_choice
+
+
+@cache
+def _composed(folder: Path, *lines: str) -> DictConfig:
     register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return hydra.compose("config", overrides=split_choices([*TINY, *overrides]))
+    with hydra.initialize_config_dir(str(folder), version_base="1.3"):
+        return hydra.compose("config", overrides=[*lines])
 
 
 def last_given(*overrides: str) -> list[str]:

@@ -11,8 +11,14 @@ import atexit
 import gc
 import importlib
 import io
+import itertools
 import json
+import logging
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
+import multiprocessing.util
 import os
+import re
 import runpy
 import selectors
 import signal
@@ -147,9 +153,7 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
+        _flush()
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
@@ -174,12 +178,52 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     first = [] if request["safe_path"] else [request["folder"]]
     sys.path[:0] = [*first, *filter(None, request["environment"].get("PYTHONPATH", "").split(os.pathsep))]
     importlib.invalidate_caches()
+    multiprocessing.util.spawnv_passfds = _forked(multiprocessing.util.spawnv_passfds)
     SourceFileLoader.get_code = _with_code_of_twin(SourceFileLoader.get_code)  # type: ignore[method-assign]
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     unbuffered = request["unbuffered"]
     sys.stdout = _text(1, "strict", line_buffering=not unbuffered and os.isatty(1), write_through=unbuffered)
     sys.stderr = _text(2, "backslashreplace", line_buffering=True)
+
+
+def _forked(start: Any) -> Any:
+    """Fork what `spawn` of multiprocessing would start, such as the ranks of a run: each would load torch again.
+
+    A fork keeps the modules. The rest becomes what a new interpreter has: signals, log, files and nothing at its end.
+    """
+
+    def started(program: bytes, words: list[Any], files: list[int]) -> int:
+        call = re.search(r"spawn_main\(tracker_fd=(\d+), pipe_handle=(\d+)\)", " ".join(map(os.fsdecode, words)))
+        if not call or (pid := os.fork()):
+            return int(start(program, words, files) if not call else pid)
+        status = 1
+        try:
+            for last, following in itertools.pairwise([2, *sorted(files), os.sysconf("SC_OPEN_MAX")]):
+                if last + 1 < following:
+                    os.closerange(last + 1, following)
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            atexit._clear()
+            logging.root.handlers.clear()
+            multiprocessing.resource_tracker._resource_tracker._fd = int(call[1])  # type: ignore[attr-defined]
+            status = multiprocessing.spawn._main(int(call[2]), os.dup(int(call[2])))  # type: ignore[attr-defined]
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _flush()
+            os._exit(status)
+
+    return started
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
 
 
 def _text(file: int, errors: str, **buffering: bool) -> io.TextIOWrapper:

@@ -87,31 +87,47 @@ def test_refused_array_stops_no_other_and_bytes_of_another_encoding_are_question
     assert refused == {"Z?rich: no; Batch job submission failed: x"}
 
 
+ANSWERS = {  # what sbatch prints and its exit code, and the job and cluster
+    ("Submitted batch job 7\nSubmitted batch job 7", 0): ("7_0", None),
+    ("job_submit: the last was: Submitted batch job 5 days ago\nSubmitted batch job 7", 0): ("7_0", None),
+    ("\033[32mSubmitted batch job 7\033[0m on", 0): ("7_0", None),
+    ("Submitted batch job 7 on cluster far.", 0): ("7_0", "far"),
+    ("Welcome.\nSubmitted batch job 7 on cluster far-2.gpu\nBye", 0): ("7_0", "far-2.gpu"),
+    ("Submitted batch job 7 on cluster $(id)", 0): ("7_0", None),
+    ("7;far", 0): ("7_0", "far"),
+    ("7", 0): ("7_0", None),
+    ("Submitted batch job 7", 1): ("7_0", None),
+}
+
+
+@pytest.mark.subprocess
+def test_id_is_recorded_if_sbatch_prints_one(sbatch, tmp_path):
+    """Regression: an id in a site's text was taken, and one beside the exit code of --wait was not."""
+    for call, (printed, code) in enumerate(ANSWERS, 1):
+        (tmp_path / f"answer-{call}").write_text(f"{printed}\n")
+        (tmp_path / f"code-{call}").write_text(str(code))
+    sbatch(f"cd {tmp_path}; call=$(($(wc -l < calls))); cat answer-$call; exit $(cat code-$call)")
+    assert launched(tmp_path, f"seed=range(0,{len(ANSWERS)})") == 0
+    records = [record.last for record in Ledger.open(tmp_path / "sweep").points().values()]
+    assert [(record.job_id, record.cluster) for record in records] == [*ANSWERS.values()]
+    assert not any(record.refused_for_certain for record in records)
+
+
 @pytest.mark.subprocess
 @pytest.mark.parametrize(
-    ("printed", "code", "job"),
+    "printed",
     [
-        ("Submitted batch job 7\nSubmitted batch job 7", 0, ("7_0", None)),
-        ("job_submit: the last was: Submitted batch job 5 days ago\nSubmitted batch job 7", 0, ("7_0", None)),
-        ("\\033[32mSubmitted batch job 7\\033[0m on", 0, ("7_0", None)),
-        ("Submitted batch job 7 on cluster far.", 0, ("7_0", "far")),
-        ("Welcome.\nSubmitted batch job 7 on cluster far-2.gpu\nBye", 0, ("7_0", "far-2.gpu")),
-        ("Submitted batch job 7 on cluster $(id)", 0, ("7_0", None)),
-        ("7;far", 0, ("7_0", "far")),
-        ("7", 0, ("7_0", None)),
-        ("Submitted batch job 7", 1, ("7_0", None)),
-        ("Submitted batch job 7\nSubmitted batch job 8", 0, (None, None)),
-        ("Submitted batch job 0", 0, (None, None)),
-        ("Submitted batch job 99999999999999999999999", 0, (None, None)),
-        ("Submitted batch job -7", 0, (None, None)),
+        "Submitted batch job 7\\nSubmitted batch job 8",
+        "Submitted batch job 0",
+        "Submitted batch job 99999999999999999999999",
+        "Submitted batch job -7",
     ],
 )
-def test_id_is_recorded_if_sbatch_prints_one(sbatch, tmp_path, printed, code, job):
-    """Regression: an id in a site's text was taken, and one beside the exit code of --wait was not."""
-    sbatch(f"printf '{printed}\\n'; exit {code}")
-    assert launched(tmp_path) == int(job[0] is None)
+def test_what_sbatch_prints_instead_of_an_id_is_no_answer(sbatch, tmp_path, printed):
+    sbatch(f"printf '{printed}\\n'")
+    assert launched(tmp_path) == 1
     (record,) = Ledger.open(tmp_path / "sweep").points().values()
-    assert (record.last.job_id, record.last.cluster) == job
+    assert (record.last.job_id, record.last.cluster) == (None, None)
     assert not record.last.refused_for_certain
 
 

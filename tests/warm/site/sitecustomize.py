@@ -3,8 +3,11 @@
 import os
 import sys
 
-MODULES = ("launchers.entry", "submitit.core._submit")
-TEST_MODULES = ("tests.run.child", "tests.run.rank_losses", "tests.warm.program")
+MODULES = (
+    *("launchers.entry", "submitit.core._submit", "inpaint_bench.profiling.count", "inpaint_bench.profiling.nsys"),
+    *(f"tests.run.{name}" for name in ("child", "rank_losses", "tensor_gradients")),
+    "tests.warm.program",
+)
 
 
 def _program():
@@ -12,7 +15,7 @@ def _program():
     words = sys.orig_argv[1:]
     while words and words[0] in ("-u", "-P"):
         words.pop(0)
-    return words[1:] if words[:1] == ["-m"] and words[1] in MODULES + TEST_MODULES else None
+    return words[1:] if words[:1] == ["-m"] and words[1] in MODULES else None
 
 
 if os.environ.get("INPAINT_BENCH_TESTS_WARM") and (_found := _program()):
