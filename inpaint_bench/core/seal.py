@@ -75,6 +75,8 @@ def read_runs(dataset: Path) -> tuple[dict[str, Any], pl.DataFrame]:
         raise UserError(f"{dataset} is not a merged dataset (no {schema.DATASET}); use `inpaint-bench merge`.")
     if problem := schema.version_problem(metadata.get("schema_version")):
         raise UserError(f"{dataset}: {problem}. Merge again.")
+    if "seal" not in metadata:
+        raise UserError(f"{dataset} is not a complete dataset ({schema.DATASET} has no seal). Merge again.")
     refuse(dataset, index_changes(dataset, metadata))
     return metadata, read_table(dataset / schema.RUNS)
 
@@ -107,7 +109,7 @@ def index_hashes(dataset: Path) -> dict[str, str]:
 
 def index_changes(dataset: Path, metadata: dict[str, Any]) -> Iterator[str]:
     """Yield what was changed of dataset.json and of the small files since the merge."""
-    if metadata.get("seal") != _digest(metadata):
+    if metadata["seal"] != _digest(metadata):
         yield f"{schema.DATASET} was edited"
         return
     try:

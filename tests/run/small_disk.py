@@ -1,7 +1,8 @@
-"""A file system that is soon full."""
+"""A file system that is soon full or takes no files, and folders that root may not write either."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -26,3 +27,19 @@ def small_disk_on(mount: Path, kib: int = 256, access: str = "rw") -> Iterator[N
         yield
     finally:
         subprocess.run(["umount", str(mount)], check=True)
+
+
+@contextmanager
+def permissions_count() -> Iterator[None]:
+    """Let permissions of files count for root too: take CAP_DAC_OVERRIDE from this thread (capset(2))."""
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.capget(header, sets) == 0
+    effective = sets[0]
+    sets[0] &= ~(1 << 1)
+    assert libc.capset(header, sets) == 0
+    try:
+        yield
+    finally:
+        sets[0] = effective
+        assert libc.capset(header, sets) == 0

@@ -303,7 +303,7 @@ class TestSearch:
         scandir = os.scandir
 
         def refuse(path: Any) -> Any:
-            if Path(path) == bad:
+            if not isinstance(path, int) and Path(path) == bad:
                 raise PermissionError(13, "Permission denied", str(path))
             return scandir(path)
 
