@@ -32,7 +32,8 @@ def small_disk_on(mount: Path, kib: int = 256, access: str = "rw") -> Iterator[N
 @contextmanager
 def permissions_count() -> Iterator[None]:
     """Let permissions of files count for root too: take CAP_DAC_OVERRIDE from this thread (capset(2))."""
-    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, this thread
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: 32 capabilities, then the others
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capget(header, sets) == 0
     effective = sets[0]
