@@ -52,7 +52,7 @@ def test_command_exits_with_2_and_names_the_option_that_allows_it(
 ) -> None:
     write_run(tmp_path / "runs", "r-1")
     write_run(tmp_path / "runs", "r-2", environment=OLD, power_w=152.0, counter=False)
-    command = ["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "ds")]
+    command = ["merge", str(tmp_path / "runs"), "-o", str(tmp_path / "ds"), "--threads", "1"]
     assert app.main(command) == 2
     stderr = capsys.readouterr().err
     assert "add --allow-mixed driver,power_semantics:" in stderr

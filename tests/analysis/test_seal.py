@@ -151,6 +151,7 @@ def test_committed_datasets_are_unchanged_and_of_the_present_definitions(path: P
 COMMANDS = [
     ["report", "{}", "-o", "out", "--export", "none"],
     ["compare", "{}", "{}"],
+    ["levers", "{}"],
     ["advise", "model=sd15_inpaint", "images=6500", "epochs=16", "--datasets", "{}"],
     [
         *("launch", "-m", "gpu=a40", "site=grace", "batch=16", "dry_run=true", "datasets=[{}]"),
@@ -219,8 +220,8 @@ def test_output_where_nothing_may_be_written_is_refused_in_a_sentence_and_nothin
     Path("file").touch()
     Path("locked").mkdir(mode=0o555)
     before = sorted(dataset.parent.rglob("*"))
-    *words, last = command
-    arguments = [*words, last + place] if last.endswith("=") else [*command, place]
+    *options, last = command
+    arguments = [*options, last + place] if last.endswith("=") else [*command, place]
     with (
         small_disk_on(dataset.parent / "disk", access="ro") if "disk" in place else nullcontext(),
         permissions_count(),
