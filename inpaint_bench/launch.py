@@ -18,6 +18,7 @@ from inpaint_bench.core.composed_file import find_secret
 from inpaint_bench.core.config import doubts
 from inpaint_bench.core.config.parse import parse_unchecked
 from inpaint_bench.core.config.user_file import user_overrides
+from inpaint_bench.core.config.validation import override_key
 from inpaint_bench.core.console import echo, output
 from inpaint_bench.core.errors import PointsFailedError, UserError
 from inpaint_bench.core.files import check_can_be_made
@@ -111,7 +112,7 @@ def _check_single(typed: Namespace, overrides: list[str]) -> None:
     from launchers.sweep.sweep_record import LaunchContext, refuse_mixed
 
     extra, name = [str(typed.config_dir.absolute())] if typed.config_dir else [], typed.config_name or "config"
-    of_hydra = [line for line in overrides if line.lstrip("+~").startswith("hydra")]
+    of_hydra = [line for line in overrides if override_key(line).startswith("hydra")]
     # The point of a sweep with site=local, which a single run is
     own = ["site=local", *(line for line in overrides if line not in of_hydra and not line.startswith("site="))]
     with initialized(str(Path(typed.config_path or conf_dir()).absolute()), extra) as loader:

@@ -208,8 +208,7 @@ def _demonstration(runs: pl.DataFrame) -> str:
         return ""
     sources = marked["source"].fill_null("").str.to_lowercase()
     replayed = int(sources.str.contains("replay", literal=True).sum())
-    text = share(marked.height, runs.height, "run", "are")
-    text += " a demonstration" if text.endswith(" is") else " demonstrations"
+    text = share(marked.height, runs.height, "run", "are demonstrations", "is a demonstration")
     text += f", {replayed} of them with telemetry replayed from a recording. " if replayed else ". "
     invented = marked.filter(sources.str.contains(_INVENTED, literal=True))["gpu"].unique().to_list()
     if invented:

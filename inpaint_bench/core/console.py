@@ -119,10 +119,13 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith(("ch", "s")) else "s")
 
 
-def share(part: int, whole: int, noun: str, verb: str = "") -> str:
-    """Return `1 of 2 runs is`, `0 of 2 runs are`: a part of a whole with `are` or `have`, in its number."""
-    singular = {"are": "is", "have": "has"}.get(verb, verb)
-    return f"{part:,} of {pluralize(whole, noun)} {singular if 1 in (part, whole) else verb}".rstrip()
+def share(part: int, whole: int, noun: str, plural: str = "", singular: str = "") -> str:
+    """Return `1 of 2 runs is`, `0 of 2 runs are`: a part of a whole and what is said of it, in its number.
+
+    `singular` need not be given for `are` and `have`.
+    """
+    singular = singular or {"are": "is", "have": "has"}.get(plural, plural)
+    return f"{part:,} of {pluralize(whole, noun)} {singular if 1 in (part, whole) else plural}".rstrip()
 
 
 def list_some(names: Sequence[str], most: int = 3) -> str:

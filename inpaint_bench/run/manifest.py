@@ -6,7 +6,6 @@ does not delay steps), and once more when it ends, however it ends.
 
 import logging
 import os
-import re
 import secrets
 import threading
 import time
@@ -24,6 +23,7 @@ from inpaint_bench.core import stages
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
+from inpaint_bench.core.config.validation import override_key
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_json, replace_bytes
 from inpaint_bench.core.records import (
@@ -191,7 +191,7 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         demonstration=bench.demonstration,
         config_hash=config_hash(config),
         # A person's address is no part of a run, and manifests are published.
-        overrides=[override for override in overrides if re.split("[.=]", override.lstrip("+~"))[0] != "notify"],
+        overrides=[override for override in overrides if override_key(override).partition(".")[0] != "notify"],
         started_unix_ns=time.time_ns(),
         study=to_record(asdict(bench.study), Study),
         telemetry=TelemetryState(source=bench.telemetry.source),

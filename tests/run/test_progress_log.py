@@ -35,7 +35,7 @@ def test_a_line_has_step_pace_and_time_left(progress: Progress, elapsed_s: float
 @pytest.mark.parametrize(
     ("workload", "unit"),
     [
-        (None, "images/s"),  # of an earlier version
+        (None, "images/s"),  # earlier versions recorded no workload here
         ("sd_inference", "images/s"),
         ("volume3d_train", "volumes/s"),
         ("volume3d_sample", "volumes/s"),

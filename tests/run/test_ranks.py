@@ -120,12 +120,12 @@ def test_losses_are_those_of_one_rank_with_the_whole_batch(
     several = tuple(option for option in options if option.startswith(OF_SEVERAL_RANKS))
     everywhere = (option for option in options if option not in several)
     both = ("workload.learning_rate=0.001", f"recipe.accumulate={micro_batches}", *everywhere)
-    one = losses_of_one_rank("batch=4", *both)
+    alone = losses_of_one_rank("batch=4", *both)
     first, second = losses_of_two_ranks(tmp_path / "store", "batch=2", *both, *several)
-    assert len(one) == STEPS
+    assert len(alone) == STEPS
     assert first == second
-    assert first == pytest.approx(one, rel=0, abs=1e-10)
-    assert abs(one[-1] - one[0]) > 1e-3, "the weights changed"
+    assert first == pytest.approx(alone, rel=0, abs=1e-10)
+    assert abs(alone[-1] - alone[0]) > 1e-3, "the weights changed"
 
 
 class TestRun:
