@@ -31,6 +31,7 @@ MADE_IMAGES = (
     Figure("J/image", "joules_per_image", 0),
     Figure("PSNR [dB]", "psnr_db"),
 )
+HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
     "across": "batch",
@@ -40,7 +41,7 @@ PATCHED: dict[str, Any] = {
 PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Beside the plain loop",
-        dataset="2026-11-27-h200-yardstick",
+        datasets=("2026-11-27-h200-yardstick",),
         text="`baseline` computes what diffusers' train_text_to_image.py does with --mixed_precision=bf16: VAE and "
         "text encoder in bf16 without autocast, the UNet in fp32 under autocast, AdamW. It has 4 loader processes and "
         "pinned memory, and does not clip gradients (the script's default is 1). A bare loop, which imports nothing "
@@ -56,7 +57,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Beside the plain loop, on an H100",
-        dataset="2026-11-28-h100-yardstick",
+        datasets=("2026-11-28-h100-yardstick",),
         text="The same commands on another card. The bare loop made 37.9 to 38.1 images/s in turn with `baseline` "
         "(n = 3). One run of `baseline` and one of `earlier_baseline` are not steady.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -64,7 +65,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The plain loop by batch, and three levers alone",
-        dataset="2026-11-28-h200-breadth",
+        datasets=("2026-11-28-h200-breadth",),
         text="From photographs, encoders in the step, no location tokens; `webdataset` and `stage_shm` read prepared "
         "data. `attn_math` computes attention without a fused kernel. The poster's own batch of an H200 is 24.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -73,7 +74,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Fine-tuning, lever by lever",
-        dataset="2026-11-23-h200-ladder",
+        datasets=("2026-11-23-h200-ladder",),
         text="Each row adds levers to the row above it. The first row is slower than the plain loop. Weights are "
         "random, of the model's shapes; caches are made by `prepare.caches=true`.",
         rows={"recipe": "step"},
@@ -82,7 +83,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The fastest recipes, under load",
-        dataset="2026-11-23-h200-finetune",
+        datasets=("2026-11-23-h200-finetune",),
         text="Warm-up and windows are longer than above. `tuned_online` caches nothing and encodes images and texts in "
         "every step. The start is building and compiling; it is longest in the first run on a node.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -90,14 +91,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The fastest recipes, 2026-11-26",
-        dataset="2026-11-26-h200-finetune",
+        datasets=("2026-11-26-h200-finetune",),
         text="The recipes above with the kernels of 2026-11-26.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
     ),
     Measured(
         title="The same on two more cards, 2026-11-28",
-        dataset="2026-11-28-h200-headlines",
+        datasets=("2026-11-28-h200-headlines",),
         text="SD 1.5, SD 2 at batch 64 and FLUX.1 Fill, a run on each of two cards, which the power cap holds at lower "
         "clocks than those above: rates per GHz are equal. All runs of a cell, with their cards: "
         "[planned and done runs](campaign.md).",
@@ -105,27 +106,20 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         figures=(RATE, JOULES, MFU, Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)),
     ),
     Measured(
-        title="The same on one more card, 2026-11-29",
-        dataset="2026-11-29-h200-headlines",
-        text="Small and large batches, SD 2 and FLUX.1 Fill, and the poster's bundle at its own batch of an H200. "
-        "SD 2 `baseline` and `poster_optimized` are not steady: the host launches kernels too slowly.",
-        rows={"model": "model", "recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, *VRAM, MFU, Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)),
-        where=pl.col("workload").str.starts_with("finetune"),
-    ),
-    Measured(
-        title="The same on another card, 2026-11-29",
-        dataset="2026-11-29-h200-headlines-2",
-        text="Sixteen recipes and batches in random order on a card at 54 to 68 °C, held by the power cap at lower "
-        "clocks than most: rates per GHz are those of other cards, or higher. SDXL trains adapters of rank 4. The "
-        "plain loop at batch 4 is not steady: the host launches kernels too slowly.",
+        title="The same on three more cards, 2026-11-29",
+        datasets=HEADLINES,
+        text="Each card ran its points in random order, in windows of 20 to 31 s; one run of `tuned_hopper` at 16 has "
+        "the poster's 103,600 images, 598 s at 173.1 to 173.6 images/s in each minute. Cards of 50 to 68 °C held "
+        "different clocks under the power cap; rates per GHz are equal within 2 %. SDXL trains adapters of rank 4. SD "
+        "1.5 `baseline` at 4, SD 2 `baseline` at 16 and `poster_optimized` are not steady: the host launches kernels "
+        "too slowly.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, MFU, Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)),
         where=pl.col("workload").str.starts_with("finetune"),
     ),
     Measured(
         title="FLUX.1 Fill",
-        dataset="2026-11-26-h200-flux",
+        datasets=("2026-11-26-h200-flux",),
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
         "`bf16_stochastic` all weights, `earlier_baseline+half+lora` is eager with adapters of rank 4. MFU is in "
         "percent of the bf16 peak: FP8 products count as the operations that they replace, recomputed operations do "
@@ -138,7 +132,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="FLUX.1 Fill at batch 8, and SD 2 as NeMo trains it",
-        dataset="2026-11-28-h200-breadth",
+        datasets=("2026-11-28-h200-breadth",),
         text="On one more card. SD 2 has its encoders in the step and `amp_fp16` as on NeMo's page, which states 64.0 "
         "images/s per GPU on nodes of eight H100s.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
@@ -147,14 +141,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="FLUX.1 Fill at 1,024 px",
-        dataset="2026-11-26-h200-flux-1024",
+        datasets=("2026-11-26-h200-flux-1024",),
         text="The same, with four times as many tokens of an image.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(Figure("images/s", "images_per_s", 2), Figure("J/image", "joules_per_image", 0), *VRAM, MFU),
     ),
     Measured(
         title="FLUX.2 klein, inpainting",
-        dataset="2026-11-28-h200-klein",
+        datasets=("2026-11-28-h200-klein",),
         text="The transformer of 4B parameters, random weights, adapters of rank 16, 512 px: 1,024 noisy tokens, 1,024 "
         "of the masked image, 512 of text. The plain loop, `half+lora`, encodes images and texts in every step, the "
         "others have caches. `frozen_fp8` keeps frozen weights in 8 bits, so that 44 GiB are enough.",
@@ -163,7 +157,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Stable Diffusion 2, SDXL and Stable Diffusion 3.5",
-        dataset="2026-11-26-h200-models",
+        datasets=("2026-11-26-h200-models",),
         text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL; 512 px. SDXL encodes its images in "
         "every step, the others have caches.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
@@ -171,7 +165,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Which GPU, which batch",
-        dataset="2026-11-23-h100-h200",
+        datasets=("2026-11-23-h100-h200",),
         text="Two sites merged, each with its own Slurm, with the kernels of 2026-11-23. `poster_optimized` is slower "
         "than `earlier_baseline` because diffusers' UNet undid channels_last then. At the smallest batch both are "
         "limited by the CPU, which cannot launch kernels fast enough.",
@@ -181,7 +175,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Energy by GPU and batch",
-        dataset="2026-11-23-h100-h200",
+        datasets=("2026-11-23-h100-h200",),
         text="The same runs.",
         rows={"GPU": "gpu", "recipe": "recipe"},
         across="batch",
@@ -190,7 +184,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     profiles,
     Measured(
         title="torch.compile instead of our kernels",
-        dataset="2026-11-21-h200-batches",
+        datasets=("2026-11-21-h200-batches",),
         text="A ladder that ends with `compiled`.",
         rows={"recipe": "step"},
         figures=(RATE, JOULES),
@@ -198,7 +192,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="One lever at a time",
-        dataset="2026-11-21-h200-levers-x4",
+        datasets=("2026-11-21-h200-levers-x4",),
         text="Each lever alone, on several cards: a small gap may be a difference of the cards.",
         rows={"recipe": "recipe"},
         figures=(RATE, JOULES),
@@ -206,7 +200,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The poster's recipes, channels_last kept",
-        dataset="2026-11-28-h200-poster",
+        datasets=("2026-11-28-h200-poster",),
         text="Batch 16, photographs, encoders in the step. All 98 convolutions of the UNet keep the layout; "
         "`no_channels_last` leaves the poster's four other levers.",
         rows={"recipe": "recipe"},
@@ -214,7 +208,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The poster's recipes by batch, channels_last undone",
-        dataset="2026-11-21-h200-levers-x4",
+        datasets=("2026-11-21-h200-levers-x4",),
         text="The poster states model, cards, batches and about 6,500 photographs, and five changes of its second "
         "loop: pinned memory, more workers, prefetch, asynchronous copies, channels_last. It states neither "
         "resolution, precision, casts of the frozen networks, optimizer, clipping, epochs, numbers of workers nor "
@@ -227,7 +221,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The poster's input pipeline, and levers alone, on an H100",
-        dataset="2026-11-25-h100-pipeline",
+        datasets=("2026-11-25-h100-pipeline",),
         text="`poster_baseline` executes what `earlier_baseline` does. `poster_optimized` is slower because diffusers' "
         "UNet undid channels_last then, and `poster_baseline` hardly waits for data.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -235,7 +229,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Stable Diffusion 2, text to image, the plain loop",
-        dataset="2026-11-28-h200-sd2-plain",
+        datasets=("2026-11-28-h200-sd2-plain",),
         text="Encoders in the step, as in milabench's plain loop of diffusers, which is published with 53.8 to 56.4 "
         "images/s for an H200 at batch 32.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -243,7 +237,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Stable Diffusion 2, text to image",
-        dataset="2026-11-25-h100-sd2",
+        datasets=("2026-11-25-h100-sd2",),
         text="`workload=finetune_text2image model=sd2`. The report shows the rates of NeMo, MosaicML and MLPerf beside "
         "these.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -251,7 +245,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Does the speed depend on the weights?",
-        dataset="2026-11-23-h200-weights",
+        datasets=("2026-11-23-h200-weights",),
         text="Weights as initialised, scaled by their fan-in, and after a training.",
         rows={"model": "model", "recipe": "recipe"},
         figures=(RATE, JOULES),
@@ -259,7 +253,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     losses,
     Measured(
         title="Two GPUs",
-        dataset="2026-11-23-h200-two-gpus",
+        datasets=("2026-11-23-h200-two-gpus",),
         text="DDP with NCCL on one host; the batch is per GPU. Weak and strong are images/s in percent of the "
         "ideal, the number of GPUs times the mean rate of one: weak at the same batch per GPU, strong at the same "
         "total batch.",
@@ -269,7 +263,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs, 2026-11-26",
-        dataset="2026-11-26-h200-two-gpus",
+        datasets=("2026-11-26-h200-two-gpus",),
         text="With the kernels of 2026-11-26: DDP, and gradients averaged where they lie.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(RATE, JOULES, Figure("weak [%]", "weak")),
@@ -277,7 +271,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs, gradients exchanged by copy engines",
-        dataset="2026-11-28-h200-exchange",
+        datasets=("2026-11-28-h200-exchange",),
         text="`exchange=peer_copies` beside `in_place` and one GPU on the same two cards, in turns, and DDP on two "
         "others. The one-GPU rates of the two cards differ by 1.6 %, and both go at the pace of the slower.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
@@ -286,7 +280,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making images",
-        dataset="2026-11-23-h200-inference",
+        datasets=("2026-11-23-h200-inference",),
         text="`workload=sd_inference`, from the prompt to decoded images. Another program used the other card of the "
         "host meanwhile. PSNR compares the images with the images of `baseline`.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -295,7 +289,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making one image, 2026-11-26",
-        dataset="2026-11-26-h200-image",
+        datasets=("2026-11-26-h200-image",),
         text="SD 1.5 with the kernels of 2026-11-26.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=MADE_IMAGES,
@@ -303,7 +297,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making one image, 2026-11-29",
-        dataset="2026-11-29-h200-headlines-2",
+        datasets=HEADLINES[1:],
         text="`generate_hopper` computes in bf16.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=MADE_IMAGES,
@@ -312,7 +306,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making images with SD 1.5 and SD 2",
-        dataset="2026-11-25-h100-inference",
+        datasets=("2026-11-25-h100-inference",),
         text="`amp_fp16` is the setting of the NeMo page, whose figures the report shows.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=MADE_IMAGES,
@@ -320,7 +314,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making images with SD 1.5 and SD 2 on an H200",
-        dataset="2026-11-28-h200-breadth",
+        datasets=("2026-11-28-h200-breadth",),
         text="The setting of the NeMo page. The CPU of this host launches kernels too slowly: the GPU is busy 26 to "
         "74 %, calls of a run differ by 15 to 58 %, and the H100 above is faster in each cell that it has. These are "
         "times of the host, not of the card.",
@@ -331,7 +325,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Denoisers: memory over the width of an image",
-        dataset="2026-11-23-h200-denoisers",
+        datasets=("2026-11-23-h200-denoisers",),
         text="`workload=denoise_shape`. The last column compares the peak, without the weights, with the sum of the "
         "network's tensors.",
         rows={"network": "model", "series [px]": "series_px"},
@@ -343,13 +337,13 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Denoisers: patches",
-        dataset="2026-11-23-h200-denoisers",
+        datasets=("2026-11-23-h200-denoisers",),
         text="`workload=denoise_patch`; the batch is the number of patches in it.",
         **PATCHED,
     ),
     Measured(
         title="Denoisers: 2048 x 1366 pixels in patches",
-        dataset="2026-11-28-h200-breadth",
+        datasets=("2026-11-28-h200-breadth",),
         text="20 patches of 512 px, which share 64 px with each neighbour, ten in a batch, each image drawn on the "
         "host and copied. A sibling of the page states 4.3 GB for DRUNet with ten such patches on each of two GPUs.",
         rows={"network": "model"},
@@ -358,13 +352,13 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Denoisers: patches that lie on the GPU",
-        dataset="2026-11-25-h100-denoisers",
+        datasets=("2026-11-25-h100-denoisers",),
         text="`workload.input_mode=device_resident`: the timed call neither draws nor copies the image.",
         **PATCHED,
     ),
     Measured(
         title="Denoisers: patches that need more memory than their tensors",
-        dataset="2026-11-23-h200-denoisers",
+        datasets=("2026-11-23-h200-denoisers",),
         text="All other cases stay within a tenth of the sum of the tensors. These need more, presumably cuDNN's "
         "workspace. Compare their rate with half the batch in the table above.",
         rows={"network": "model", "patch [px]": "patch_px", "batch": "batch"},
@@ -374,7 +368,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Training on volumes",
-        dataset="2026-11-23-h200-volumes",
+        datasets=("2026-11-23-h200-volumes",),
         text="`workload=volume3d_train` in both shapes of Med-DDPM. `fp32` rounds as IEEE says. Profiles, counters by "
         "Nsight Compute and the published claims are in the report.",
         rows={"network": "model", "recipe": "recipe"},
@@ -382,7 +376,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Training on volumes, rounded as PyTorch does by default",
-        dataset="2026-11-28-h200-breadth",
+        datasets=("2026-11-28-h200-breadth",),
         text="`tf32_convolutions`: convolutions in TF32, matrix products as IEEE says. The whole head.",
         rows={"recipe": "recipe"},
         figures=STEPS,
@@ -390,7 +384,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making volumes in 250 steps",
-        dataset="2026-11-29-h200-headlines",
+        datasets=("2026-11-29-h200-headlines",),
         text="`workload=volume3d_sample`, the whole head, one volume after a warm-up of one: too few for a statement "
         "about spread. Samples of 10 steps of both agree, MS-SSIM 1.0000.",
         rows={"recipe": "recipe"},
@@ -403,22 +397,22 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Training on volumes with bf16 and compile",
-        dataset="2026-11-25-h100-volumes",
+        datasets=("2026-11-25-h100-volumes",),
         text="The whole head, under autocast to bf16.",
         rows={"recipe": "recipe"},
         figures=STEPS,
     ),
     Measured(
         title="Training on volumes with fused kernels",
-        dataset="2026-11-26-h200-volumes",
+        datasets=("2026-11-26-h200-volumes",),
         text="`recipe=tuned_volume`: fused norms, upsampling without atomic additions, padded channels, measured "
         "cuDNN plans and inductor's CUDA graphs. BraTS had 12 steps.",
         rows={"network": "model", "recipe": "recipe"},
         figures=STEPS,
     ),
     Measured(
-        title="Training on volumes with fused kernels, on another card",
-        dataset="2026-11-29-h200-headlines-2",
+        title="Training on volumes with fused kernels, on two more cards",
+        datasets=HEADLINES[1:],
         text="The whole head.",
         rows={"recipe": "recipe"},
         figures=STEPS,
@@ -426,7 +420,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="LoRA and SDXL",
-        dataset="2026-11-23-h200-lora-sdxl",
+        datasets=("2026-11-23-h200-lora-sdxl",),
         text="Images and texts are encoded in every step. LoRA saves memory more than time.",
         rows={"model": "model", "recipe": "recipe"},
         figures=(RATE, JOULES, *VRAM, BUSY),
@@ -434,7 +428,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="A program that was only watched",
-        dataset="2026-11-23-h200-lora-sdxl",
+        datasets=("2026-11-23-h200-lora-sdxl",),
         text="diffusers' Dreambooth example under `inpaint-bench watch`: the whole command, with imports and saving.",
         rows={"program": "recipe"},
         figures=(Figure("seconds", "window_s"), Figure("kJ", pl.col("energy_j") / 1000, 2), RATE, JOULES, BUSY),

@@ -77,10 +77,10 @@ BOUND, ENERGIES = Figure("energy error, at most [%]", "energy_error_pct"), ("J/i
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A table of a dataset: a row for each combination of `rows`; with `across`, a column for each of its values."""
+    """A table of datasets: a row for each combination of `rows`; with `across`, a column for each of its values."""
 
     title: str
-    dataset: str
+    datasets: tuple[str, ...]
     text: str
     rows: Mapping[str, str]  # the column of the dataset by its heading
     figures: Sequence[Figure]  # with `across` a single one
@@ -90,10 +90,12 @@ class Measured:
 
     def lines(self) -> Iterator[str]:
         """Yield the section. Raises UserError for a missing dataset, and for a row that mixes cells."""
-        dataset = open_dataset(RESULTS / self.dataset)
-        table = self.cases(dataset).filter(self.where)
-        if table.is_empty():
-            raise UserError(f"{self.title}: no run of {self.dataset} is selected")
+        datasets = [open_dataset(RESULTS / name) for name in self.datasets]
+        parts = [self.cases(dataset).filter(self.where) for dataset in datasets]
+        for name, part in zip(self.datasets, parts, strict=True):
+            if part.is_empty():
+                raise UserError(f"{self.title}: no run of {name} is selected")
+        table = parts[0] if len(parts) == 1 else in_order(pl.concat(parts, how="diagonal_relaxed"))
         values = table[self.across].unique().sort().to_list() if self.across else []
         # Beside an energy its bound; the last column only if a run was not steady.
         shown = [each for figure in self.figures for each in (figure, *([BOUND] if figure.heading in ENERGIES else []))]
@@ -103,17 +105,16 @@ class Measured:
         yield f"## {self.title}\n\n{wrap(self.text)}\n"
         yield from header([*self.rows, *(figures or [*(figure.heading for figure in shown), *counted])])
         for key, rows in table.group_by(list(self.rows.values()), maintain_order=True):
-            parts = [rows.filter(pl.col(self.across) == value) for value in values]
-            for part in parts or [rows]:
-                self._check(key, part.filter("valid"))
+            cells = [rows.filter(pl.col(self.across) == value) for value in values] or [rows]
             texts = []
-            for part in parts or [rows]:
-                first, *more = [*(figure.text(part) for figure in shown), *_counts(part)[: len(counted)]]
-                known = part["valid"].any()
-                texts += [first, *more] if not parts else [f"{first} ({', '.join(more)})" if known else first]
+            for cell in cells:
+                self._check(key, cell.filter("valid"))
+                first, *more = [*(figure.text(cell) for figure in shown), *_counts(cell)[: len(counted)]]
+                known = cell["valid"].any()
+                texts += [first, *more] if not values else [f"{first} ({', '.join(more)})" if known else first]
             yield row([*map(_key_text, self.rows.values(), key), *texts])
         named = {*self.rows.values(), self.across}
-        yield f"\n{source(dataset, table['run_id'].unique().to_list(), named)}\n"
+        yield f"\n{source(datasets, table['run_id'].unique().to_list(), named)}\n"
 
     def _check(self, key: tuple[object, ...], runs: pl.DataFrame) -> None:
         mixed = [name for name in CELL_KEYS if name in runs and runs[name].n_unique() > 1]
@@ -133,11 +134,13 @@ def _key_text(column: str, value: object) -> str:
     return gpu_label(text) if column == "gpu" else f"`{text}`" if column == "recipe" else DENOISERS.get(text, text)
 
 
-def source(dataset: Dataset, run_ids: list[str], shown: Collection[str]) -> str:
-    """Return the dataset and what its valid runs have in common, but for the columns that the table shows."""
-    runs = dataset.runs.filter("valid", pl.col("run_id").is_in(run_ids))
+def source(datasets: Sequence[Dataset], run_ids: list[str], shown: Collection[str]) -> str:
+    """Return the datasets and what their valid runs have in common, but for the columns that the table shows."""
+    runs = pl.concat([each.runs for each in datasets], how="diagonal_relaxed")
+    windows = pl.concat([each.windows for each in datasets], how="diagonal_relaxed")
+    runs = runs.filter("valid", pl.col("run_id").is_in(run_ids))
     warmup_s = (pl.col("t_end_mono_ns") - pl.col("t_start_mono_ns")).sum() / 1e9
-    warmups = dataset.windows.filter(pl.col("kind") == "warmup").group_by("run_id").agg(warmup_s=warmup_s)
+    warmups = windows.filter(pl.col("kind") == "warmup").group_by("run_id").agg(warmup_s=warmup_s)
     runs = runs.join(warmups, "run_id", how="left")
     forms = {"model": "{}", "resolution_px": "{} px", "batch": "batch {}"}
     values = {name: runs[name].drop_nulls().unique().sort() for name in (*forms, "driver", "torch")}
@@ -151,7 +154,7 @@ def source(dataset: Dataset, run_ids: list[str], shown: Collection[str]) -> str:
     facts += [f"{spans[name]} s {word}" for name, word in WINDOWS.items() if spans[name] != DASH]
     days = runs["started"].dt.date()
     facts.append(" to ".join(dict.fromkeys(str(day) for day in (days.min(), days.max()))))
-    return wrap(f"{link(dataset.folder)}: {', '.join(facts)}.")
+    return wrap(f"{', '.join(link(each.folder) for each in datasets)}: {', '.join(facts)}.")
 
 
 def in_order(runs: pl.DataFrame) -> pl.DataFrame:

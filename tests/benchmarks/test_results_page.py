@@ -26,7 +26,7 @@ def test_a_row_is_the_range_of_the_valid_runs():
 def test_row_that_mixes_batches_is_refused():
     rate = Figure("images/s", "images_per_s")
     table = Measured(
-        title="Mixed", dataset="2026-11-23-h200-finetune", text="", rows={"recipe": "recipe"}, figures=(rate,)
+        title="Mixed", datasets=("2026-11-23-h200-finetune",), text="", rows={"recipe": "recipe"}, figures=(rate,)
     )
     with pytest.raises(UserError, match=r"Mixed: the row \('tuned_hopper',\) mixes runs that differ in batch"):
         list(table.lines())

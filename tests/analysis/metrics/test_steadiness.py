@@ -89,6 +89,7 @@ UNSTEADY = {  # of the committed datasets of 26 November and later, all runs tha
     ("2026-11-29-h200-headlines", "baseline", 16): (1.7, 4.34),  # SD 2; the host again
     ("2026-11-29-h200-headlines", "poster_optimized", 24): (-0.69, 4.33),
     ("2026-11-29-h200-headlines-2", "baseline", 4): (-0.21, -3.2),  # the host
+    ("2026-11-29-h200-headlines-3", "baseline", 4): (-0.30, -6.6),  # the host
     ("2026-11-28-h200-poster", "poster_optimized", 16): (2.47, -3.76),  # the last of three
     ("2026-11-28-h200-poster", "poster_optimized+no_channels_last", 16): (0.92, -2.77),
 }
