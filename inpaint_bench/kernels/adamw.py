@@ -10,7 +10,7 @@ Per parameter: weight, low half, two moments and gradient read (10 bytes), the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -94,6 +94,14 @@ class FlatAdamW(torch.optim.Optimizer):
                 p.data = view
         self.buffers: dict[str, Tensor] = {}  # the state, by name
 
+    def _low_halves(self, parts: Sequence[Tensor | None]) -> Tensor:
+        """Return the low halves of the masters in the order of the weights' memory; zeros for None."""
+        low = torch.zeros(len(self._flat), dtype=torch.int16, device=self._flat.device)
+        for view, part in zip(self._views(low), parts or [None] * len(self._parameters), strict=True):
+            if part is not None:
+                view.copy_(part)
+        return low
+
     def _views(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat buffer with the parameters' shapes and strides."""
         pairs = zip(self._parameters, self._offsets, strict=True)
@@ -108,13 +116,18 @@ class FlatAdamW(torch.optim.Optimizer):
 
 
 class SplitMasterAdamW(FlatAdamW):
-    """AdamW over bf16 parameters with exact fp32 masters; see the module."""
+    """AdamW over bf16 parameters with exact fp32 masters; see the module.
 
-    def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
+    `low` has for each parameter what `split` took away, or None if the weights were bf16 before.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, low: Sequence[Tensor | None] = (), **settings: Any
+    ) -> None:
         super().__init__(parameters, align=ALIGN, **settings)
         device, total = self._flat.device, len(self._flat)
         self.buffers = {
-            "low": torch.zeros(total, dtype=torch.int16, device=device),
+            "low": self._low_halves(low),
             "exp_avg": torch.zeros(total, dtype=torch.bfloat16, device=device),
             "exp_avg_sq": torch.zeros(total, dtype=torch.bfloat16, device=device),
             "step": torch.zeros((), dtype=torch.float32, device=device),  # a tensor: a CUDA graph reads it anew
@@ -158,9 +171,7 @@ def _update_reference(
         g = torch.as_strided(gradient, (p.numel(),), (1,), gradient.storage_offset()).float()
         m, v = buffers["exp_avg"][walk].float(), buffers["exp_avg_sq"][walk].float()
         value, m, v = adam(master(flat[walk], buffers["low"][walk]), g, m, v, buffers["step"], **settings)
-        bits = value.view(torch.int32)
-        buffers["low"][walk] = bits.to(torch.int16)
-        flat[walk] = ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
+        flat[walk], buffers["low"][walk] = split(value)
         buffers["exp_avg"][walk] = round_stochastically(m)
         buffers["exp_avg_sq"][walk] = round_stochastically(v)
 
@@ -186,7 +197,13 @@ def round_stochastically(value: Tensor) -> Tensor:
     return ((bits + noise) & -65536).view(torch.float32).bfloat16()
 
 
+def split(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Split fp32 into bf16, rounded to nearest, and the 16 bits that rounding takes away (int16)."""
+    bits = value.view(torch.int32)
+    return ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16), bits.to(torch.int16)
+
+
 def master(weights: Tensor, low: Tensor) -> Tensor:
-    """Join the halves of fp32 masters. The weight was rounded up if the top bit of the low half is set."""
+    """Join what `split` returned. The weight was rounded up if the top bit of the low half is set."""
     rest = low.int()
     return (((weights.view(torch.int16).int() - (rest < 0).int()) << 16) | (rest & 0xFFFF)).view(torch.float32)

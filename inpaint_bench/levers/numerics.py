@@ -9,7 +9,7 @@ from torch import nn
 
 from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import RecipeConfig
-from inpaint_bench.kernels.adamw import FlatAdamW, SplitMasterAdamW
+from inpaint_bench.kernels.adamw import FlatAdamW, SplitMasterAdamW, split
 from inpaint_bench.models.execution import DTYPES, Execution
 from inpaint_bench.models.optimizers import ADAMW, Bf16AdamW
 from inpaint_bench.models.parallel.sharding import own_optimizer
@@ -81,7 +81,12 @@ class Weights(Lever[Execution]):
                 execution.autocast_dtype = execution.autocast_dtype if trains else None
             return
         assert isinstance(execution, StepComponents)
-        nn.Module.to(execution.networks.unet, torch.bfloat16)  # diffusers' own `to` warns about modules it lacks
+        unet, low = execution.networks.unet, {}
+        if kind in ("bf16_split", "bf16_master"):
+            # Masters begin at the fp32 weights: from rounded ones most would stay for some steps and then move at once.
+            for p in unet.parameters():
+                p.data, low[p] = split(p.detach().float())
+        nn.Module.to(unet, torch.bfloat16)  # diffusers' own `to` warns about modules it lacks
         execution.dtype = torch.bfloat16
         execution.autocast_dtype = torch.bfloat16  # for the frozen networks and the location encoder, which stay fp32
 
@@ -92,11 +97,12 @@ class Weights(Lever[Execution]):
             # The location encoder stays fp32. On a GPU its update is one kernel too, not a dozen of each layer.
             narrow = [p for p in parameters if p.dtype == torch.bfloat16]
             wide = [p for p in parameters if p.dtype != torch.bfloat16]
+            settings = {"low": [low.pop(p, None) for p in narrow], "lr": lr, **ADAMW}
             first = (
-                SplitMasterAdamW(narrow, lr=lr, **ADAMW)
+                SplitMasterAdamW(narrow, **settings)
                 if kind == "bf16_split"
                 else Bf16AdamW(
-                    narrow, lr=lr, stochastic=kind == "bf16_stochastic", keeps_gradients=keeps_gradients, **ADAMW
+                    narrow, stochastic=kind == "bf16_stochastic", keeps_gradients=keeps_gradients, **settings
                 )
             )
             if not wide:

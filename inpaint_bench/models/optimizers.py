@@ -9,7 +9,7 @@ Stochastic rounding adds uniform bits below the last one that bf16 keeps: right 
 would lose every update smaller than half a unit in the last place (at a learning rate of 1e-5: most).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from inpaint_bench.kernels.adamw import FlatAdamW, adam, round_stochastically
+from inpaint_bench.kernels.adamw import FlatAdamW, adam, master, round_stochastically
 
 from .parallel import sharding
 
@@ -62,15 +62,16 @@ CHUNK = 2**30  # parameters of a launch: inductor numbers elements with 32 bits,
 
 
 class Bf16AdamW(FlatAdamW):
-    """AdamW over bf16 parameters. `stochastic=False` keeps fp32 masters and moments.
+    """AdamW over bf16 parameters. `stochastic=False` keeps fp32 masters and moments; `low` as in SplitMasterAdamW.
 
     With `keeps_gradients` autograd adds to gradients that stay, as views of the buffer that the kernel reads; else it
     allocates each in every step, and they are copied: a second copy of all of them, 24 GB with FLUX.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, stochastic: bool, keeps_gradients: bool = False, **settings: Any
-    ) -> None:
+        self, parameters: Iterable[nn.Parameter], *, stochastic: bool, keeps_gradients: bool = False,
+        low: Sequence[Tensor | None] = (), **settings: Any,
+    ) -> None:  # fmt: skip
         super().__init__(parameters, **settings)
         self.stochastic, self.keeps_gradients = stochastic, keeps_gradients
         self._grad = torch.empty_like(self._flat)
@@ -84,7 +85,7 @@ class Bf16AdamW(FlatAdamW):
             "step": torch.zeros((), dtype=torch.float32, device=device),  # a tensor: a CUDA graph reads it anew
         }
         if not stochastic:
-            self.buffers["master"] = self._flat.float()
+            self.buffers["master"] = master(self._flat, self._low_halves(low))
         kernel: Callable[..., None] = _update_stochastic if stochastic else _update_master
         # On a GPU one kernel instead of a dozen passes; on the CPU compiling would not pay.
         self._kernel = torch.compile(kernel, dynamic=False) if device.type == "cuda" else kernel

@@ -134,7 +134,8 @@ def _equal_work(cells: pl.DataFrame, cell: Cell, loop: Cell | None) -> str:
     if others.is_empty():
         return f"{text}."
     best = others.row(0, named=True)
-    rate = f"{number(best[_RATE])} images/s{_few(best)}"
+    where = "" if best["batch"] == cell["batch"] else f" at batch {best['batch']}"
+    rate = f"{number(best[_RATE])} images/s{where}{_few(best)}"
     return f"{text}; {best[recipe_labels.COLUMN]} encodes it too: {rate}, {_versus(best, loop, 'that loop')}."
 
 

@@ -188,6 +188,10 @@ def test_answer_compares_at_equal_work_where_the_winner_has_caches() -> None:
     assert answer(*rows, *slower) == f"{text}."
     rows += slower + runs_of(8, 22.0, 22.1, 21.9, **online)
     assert answer(*rows) == f"{text}; tuned_online encodes it too: 22.0 images/s, 2.2 times that loop."
+    # The loop and this recipe at one batch, the winner at a smaller one.
+    rows += runs_of(4, 40.0, 40.1, 39.9, **cached)
+    text = text.replace("batch 8", "batch 4").replace("plain loop.", "plain loop at batch 8.")
+    assert answer(*rows) == f"{text}; tuned_online encodes it too: 22.0 images/s at batch 8, 2.2 times that loop."
 
 
 def test_answer_says_that_there_are_too_few_runs() -> None:
