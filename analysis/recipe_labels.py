@@ -29,7 +29,7 @@ EARLIER = recipes_of_launch.EARLIER
 COLUMN = "recipe_short"
 _WORDS = {
     "cached": ("cache_image", "cache_masked", "cache_text", "on_gpu"),
-    "compiled": ("compile",),
+    "compiled": ("compile", "compile_blocks"),
     "graph": ("cuda_graph",),
 }
 

@@ -25,7 +25,7 @@ LONG = "adamw_fused+cache_image+cache_masked+cache_text+on_gpu"
 
 def test_few_levers_are_spelt_out_and_many_are_named_by_words_that_a_reader_can_say() -> None:
     few = ["baseline", "tf32+compile", "tf32+compile+on_gpu"]
-    many = [LONG, f"compile+{LONG}", f"compile+cuda_graph+{LONG}", f"tuned+{LONG}", "tf32+ema+pdl+pin_memory"]
+    many = [LONG, f"compile+{LONG}", f"compile_blocks+cuda_graph+{LONG}", f"tuned+{LONG}", "tf32+ema+pdl+pin_memory"]
     names = recipe_labels.short_names([*few, *many])
     assert [names[recipe] for recipe in few] == few
     said = ["cached", "cached+compiled", "cached+compiled+graph", "tuned+cached", "tf32+ema and 2 more"]

@@ -38,7 +38,10 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
     cells = build.cells.drop_nulls("batch").with_columns(family=family)
     answered = {section.workload for section in others if section.answer}
     leads = not any(section.answer and section.kind for section in others)  # no study comes before
+    # Within a workload the family with most cells comes first.
+    workloads = cells["workload"].unique(maintain_order=True).to_list()
     groups = cells.partition_by("workload", "family", maintain_order=True)
+    groups.sort(key=lambda group: (workloads.index(group["workload"][0]), -group.height))
     for index, group in enumerate(groups):
         suffix = f"-{index}" if index else ""
         group, workload = add_series(group.drop("series")), group["workload"][0]

@@ -217,6 +217,11 @@ def test_every_family_of_models_has_an_answer_and_a_table_of_its_own() -> None:
     sections = list(decision.sections(TableBuilder(runs=frame(*rows)), []))
     assert [len(section.tables[0].rows) for section in sections] == [1, 1]
     assert [section.title.partition(" ")[0] for section in sections] == ["SD", "SDXL"]
+    # The family with most cells leads: FLUX with a single run did, by its name.
+    rows = runs_of(8, 1.0, model="flux_fill") + runs_of(8, 10.0) + runs_of(16, 20.0)
+    first, second = decision.sections(TableBuilder(runs=frame(*rows)), [])
+    assert first.answer.startswith("SD 1.5 inpainting fine-tune: Take an A40, batch 16")
+    assert second.title == "FLUX.1 inpainting fine-tune: what to take"
 
 
 def test_single_runs_within_two_percent_tie_and_the_smallest_batch_is_chosen() -> None:
