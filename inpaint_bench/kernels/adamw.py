@@ -94,14 +94,6 @@ class FlatAdamW(torch.optim.Optimizer):
                 p.data = view
         self.buffers: dict[str, Tensor] = {}  # the state, by name
 
-    def _low_halves(self, parts: Sequence[Tensor | None]) -> Tensor:
-        """Return the low halves of the masters in the order of the weights' memory; zeros for None."""
-        low = torch.zeros(len(self._flat), dtype=torch.int16, device=self._flat.device)
-        for view, part in zip(self._views(low), parts or [None] * len(self._parameters), strict=True):
-            if part is not None:
-                view.copy_(part)
-        return low
-
     def _views(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat buffer with the parameters' shapes and strides."""
         pairs = zip(self._parameters, self._offsets, strict=True)
@@ -118,7 +110,7 @@ class FlatAdamW(torch.optim.Optimizer):
 class SplitMasterAdamW(FlatAdamW):
     """AdamW over bf16 parameters with exact fp32 masters; see the module.
 
-    `low` has for each parameter what `split` took away, or None if the weights were bf16 before.
+    `low` has for each parameter what `split` took away, or None if it was bf16 before; empty: all were.
     """
 
     def __init__(
@@ -127,11 +119,14 @@ class SplitMasterAdamW(FlatAdamW):
         super().__init__(parameters, align=ALIGN, **settings)
         device, total = self._flat.device, len(self._flat)
         self.buffers = {
-            "low": self._low_halves(low),
+            "low": torch.zeros(total, dtype=torch.int16, device=device),
             "exp_avg": torch.zeros(total, dtype=torch.bfloat16, device=device),
             "exp_avg_sq": torch.zeros(total, dtype=torch.bfloat16, device=device),
             "step": torch.zeros((), dtype=torch.float32, device=device),  # a tensor: a CUDA graph reads it anew
         }
+        for view, part in zip(self._views(self.buffers["low"]), low, strict=False):
+            if part is not None:
+                view.copy_(part)
         self._chunks = Chunks([p.numel() for p in self._parameters], self._offsets, CHUNK, device)
         self._starts = (self._chunks.starts // ALIGN).to(torch.int32)
         self._counts = ((self._chunks.counts + ALIGN - 1) // ALIGN).to(torch.int32)

@@ -85,7 +85,10 @@ class Bf16AdamW(FlatAdamW):
             "step": torch.zeros((), dtype=torch.float32, device=device),  # a tensor: a CUDA graph reads it anew
         }
         if not stochastic:
-            self.buffers["master"] = master(self._flat, self._low_halves(low))
+            self.buffers["master"] = self._flat.float()
+            for view, p, part in zip(self._views(self.buffers["master"]), self._parameters, low, strict=False):
+                if part is not None:
+                    view.copy_(master(p.detach(), part))
         kernel: Callable[..., None] = _update_stochastic if stochastic else _update_master
         # On a GPU one kernel instead of a dozen passes; on the CPU compiling would not pay.
         self._kernel = torch.compile(kernel, dynamic=False) if device.type == "cuda" else kernel
