@@ -265,17 +265,17 @@ class TestAdamW:
         parameters = [torch.nn.Parameter(high) for high, _ in halves]
         parameters[2].data = parameters[2].data.contiguous(memory_format=torch.channels_last)
         references = [torch.nn.Parameter(t.clone()) for t in initial]
-        ours = SplitMasterAdamW(parameters, low=[low for _, low in halves], lr=1e-3, **ADAMW)
-        theirs = torch.optim.AdamW(references, lr=1e-3)
+        optimizer = SplitMasterAdamW(parameters, low=[low for _, low in halves], lr=1e-3, **ADAMW)
+        fp32_adamw = torch.optim.AdamW(references, lr=1e-3)
         if in_memory:
-            ours.param_groups[0]["lr"] = torch.tensor(1e-3)
+            optimizer.param_groups[0]["lr"] = torch.tensor(1e-3)
         for _ in range(20):
             for p, q in zip(parameters, references, strict=True):
                 q.grad = (torch.randn(p.shape) + 0.3).bfloat16().float()
                 p.grad = torch.empty_like(p).copy_(q.grad)
-            ours.step()
-            theirs.step()
-        masters = master(ours._flat, ours.buffers["low"])
+            optimizer.step()
+            fp32_adamw.step()
+        masters = master(optimizer._flat, optimizer.buffers["low"])
         for p, q, first in zip(parameters, references, initial, strict=True):
             exact = torch.as_strided(masters, p.shape, p.stride(), p.storage_offset())
             moved = float((q.detach() - first).norm())

@@ -117,8 +117,7 @@ def _take(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:
     parts += [_versus(cell, other, f"the {gpu_label(gpu)}") for gpu, other in others.items()]
     plain = _plain(cells, cell)
     if plain and plain["run_ids"] not in [d.cell["run_ids"] for d in tied]:
-        where = "" if plain["batch"] == cell["batch"] else f" at batch {plain['batch']}"
-        parts.append(_versus(cell, plain, f"{PLAIN[plain['recipe']]}{where}"))
+        parts.append(_versus(cell, plain, f"{PLAIN[plain['recipe']]}{_at_batch(plain, cell)}"))
     energy = [d.cheapest.cell for d in decisions if d.cheapest]
     least = min(energy, key=lambda each: each["joules_per_image"], default=cell)
     if least["series"] != cell["series"] and is_distinguishable(least, cell, "joules_per_image", lower_is_better=True):
@@ -137,9 +136,13 @@ def _equal_work(cells: pl.DataFrame, cell: Cell, loop: Cell | None) -> str:
     if others.is_empty():
         return f"{text}."
     best = others.row(0, named=True)
-    where = "" if best["batch"] == cell["batch"] else f" at batch {best['batch']}"
-    rate = f"{number(best[_RATE])} images/s{where}{_few(best)}"
+    rate = f"{number(best[_RATE])} images/s{_at_batch(best, cell)}{_few(best)}"
     return f"{text}; {best[recipe_labels.COLUMN]} encodes it too: {rate}, {_versus(best, loop, 'that loop')}."
+
+
+def _at_batch(cell: Cell, other: Cell) -> str:
+    """Return the batch of a cell, if it is not that of the other."""
+    return "" if cell["batch"] == other["batch"] else f" at batch {cell['batch']}"
 
 
 def _few(cell: Cell) -> str:
