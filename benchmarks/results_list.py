@@ -31,6 +31,8 @@ MADE_IMAGES = (
     Figure("J/image", "joules_per_image", 0),
     Figure("PSNR [dB]", "psnr_db"),
 )
+CLOCK = Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)
+FINETUNED = pl.col("workload").str.starts_with("finetune")
 HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
@@ -64,13 +66,24 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         figures=(RATE, JOULES, BUSY, MFU, *VRAM),
     ),
     Measured(
-        title="The plain loop by batch, and three levers alone",
+        title="SD 1.5 inpainting by batch, on several cards",
+        datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES),
+        text="No location tokens. Windows of 10 to 31 s; one run of `tuned_hopper` at 16 has the poster's 103,600 "
+        "images, 598 s at 173.1 to 173.6 images/s in each minute. Cards of 50 to 68 °C held different clocks under the "
+        "power cap; rates per GHz are equal within 2 %. `baseline` at 4 is not steady on one card: the host launches "
+        "kernels too slowly.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, *VRAM, BUSY, MFU, CLOCK),
+        where=(pl.col("model") == "sd15_inpaint")
+        & pl.col("recipe").is_in(["baseline", "tuned_online", "tuned_hopper"]),
+    ),
+    Measured(
+        title="Three levers alone",
         datasets=("2026-11-28-h200-breadth",),
-        text="From photographs, encoders in the step, no location tokens; `webdataset` and `stage_shm` read prepared "
-        "data. `attn_math` computes attention without a fused kernel. The poster's own batch of an H200 is 24.",
+        text="`webdataset` and `stage_shm` read prepared data. `attn_math` computes attention without a fused kernel.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, BUSY, MFU),
-        where=pl.col("model") == "sd15_inpaint",
+        where=pl.col("recipe").str.starts_with("baseline+") & (pl.col("model") == "sd15_inpaint"),
     ),
     Measured(
         title="Fine-tuning, lever by lever",
@@ -82,44 +95,16 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         cases=ladder,
     ),
     Measured(
-        title="The fastest recipes, under load",
-        datasets=("2026-11-23-h200-finetune",),
-        text="Warm-up and windows are longer than above. `tuned_online` caches nothing and encodes images and texts in "
-        "every step. The start is building and compiling; it is longest in the first run on a node.",
-        rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
-    ),
-    Measured(
-        title="The fastest recipes, 2026-11-26",
-        datasets=("2026-11-26-h200-finetune",),
-        text="The recipes above with the kernels of 2026-11-26.",
-        rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, *VRAM, Figure("power [W]", "power_w", 0), Figure("start [s]", "setup_s", 0)),
-    ),
-    Measured(
-        title="The same on two more cards, 2026-11-28",
+        title="SD 1.5 inpainting with position tokens",
         datasets=("2026-11-28-h200-headlines",),
-        text="SD 1.5, SD 2 at batch 64 and FLUX.1 Fill, a run on each of two cards, which the power cap holds at lower "
-        "clocks than those above: rates per GHz are equal. All runs of a cell, with their cards: "
-        "[planned and done runs](campaign.md).",
-        rows={"model": "model", "recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, MFU, Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)),
-    ),
-    Measured(
-        title="The same on three more cards, 2026-11-29",
-        datasets=HEADLINES,
-        text="Each card ran its points in random order, in windows of 20 to 31 s; one run of `tuned_hopper` at 16 has "
-        "the poster's 103,600 images, 598 s at 173.1 to 173.6 images/s in each minute. Cards of 50 to 68 °C held "
-        "different clocks under the power cap; rates per GHz are equal within 2 %. SDXL trains adapters of rank 4. SD "
-        "1.5 `baseline` at 4, SD 2 `baseline` at 16 and `poster_optimized` are not steady: the host launches kernels "
-        "too slowly.",
-        rows={"model": "model", "recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, *VRAM, MFU, Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)),
-        where=pl.col("workload").str.starts_with("finetune"),
+        text="A run of a row on each of one or two cards, which the power cap holds at lower clocks than those above.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, MFU, CLOCK),
+        where=pl.col("model") == "sd15_inpaint",
     ),
     Measured(
         title="FLUX.1 Fill",
-        datasets=("2026-11-26-h200-flux",),
+        datasets=("2026-11-26-h200-flux", "2026-11-28-h200-headlines", "2026-11-28-h200-breadth", *HEADLINES),
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
         "`bf16_stochastic` all weights, `earlier_baseline+half+lora` is eager with adapters of rank 4. MFU is in "
         "percent of the bf16 peak: FP8 products count as the operations that they replace, recomputed operations do "
@@ -128,16 +113,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "[losses](#do-bf16-weights-train-like-fp32-masters-and-fp8-products-like-bf16) of both. `frozen_fp8` and "
         "`frozen_nf4` ran within 44 GiB, the memory of an A40; their rates are of an H200.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, *VRAM, MFU, GRADIENTS),
-    ),
-    Measured(
-        title="FLUX.1 Fill at batch 8, and SD 2 as NeMo trains it",
-        datasets=("2026-11-28-h200-breadth",),
-        text="On one more card. SD 2 has its encoders in the step and `amp_fp16` as on NeMo's page, which states 64.0 "
-        "images/s per GPU on nodes of eight H100s.",
-        rows={"model": "model", "recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, *VRAM, MFU),
-        where=pl.col("model").is_in(["flux_fill", "sd2"]) & pl.col("workload").str.starts_with("finetune"),
+        figures=(Figure("images/s", "images_per_s", 2), JOULES, *VRAM, MFU, GRADIENTS),
+        where=pl.col("model") == "flux_fill",
     ),
     Measured(
         title="FLUX.1 Fill at 1,024 px",
@@ -157,11 +134,17 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Stable Diffusion 2, SDXL and Stable Diffusion 3.5",
-        datasets=("2026-11-26-h200-models",),
-        text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL; 512 px. SDXL encodes its images in "
-        "every step, the others have caches.",
+        datasets=(
+            *("2026-11-26-h200-models", "2026-11-28-h200-breadth", "2026-11-28-h200-sd2-plain"),
+            *("2026-11-28-h200-headlines", *HEADLINES),
+        ),
+        text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL, whose adapters have rank 4; 512 px. The "
+        "plain loops and SDXL encode images in every step, the others have caches. milabench publishes 53.8 to 56.4 "
+        "images/s of a plain loop of diffusers on an H200 at batch 32. NeMo's page trains SD 2 with `amp_fp16` and "
+        "states 64.0 images/s per GPU on nodes of eight H100s.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, MFU),
+        where=FINETUNED & pl.col("model").is_in(["sd2", "sdxl_inpaint", "sd35_medium"]),
     ),
     Measured(
         title="Which GPU, which batch",
@@ -200,11 +183,12 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The poster's recipes, channels_last kept",
-        datasets=("2026-11-28-h200-poster",),
-        text="Batch 16, photographs, encoders in the step. All 98 convolutions of the UNet keep the layout; "
-        "`no_channels_last` leaves the poster's four other levers.",
-        rows={"recipe": "recipe"},
+        datasets=("2026-11-28-h200-poster", "2026-11-28-h200-breadth", HEADLINES[0]),
+        text="Photographs, encoders in the step. All 98 convolutions of the UNet keep the layout; "
+        "`no_channels_last` leaves the poster's four other levers. The poster's own batch of an H200 is 24.",
+        rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),
+        where=pl.col("recipe").str.starts_with("poster"),
     ),
     Measured(
         title="The poster's recipes by batch, channels_last undone",
@@ -226,14 +210,6 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "UNet undid channels_last then, and `poster_baseline` hardly waits for data.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),
-    ),
-    Measured(
-        title="Stable Diffusion 2, text to image, the plain loop",
-        datasets=("2026-11-28-h200-sd2-plain",),
-        text="Encoders in the step, as in milabench's plain loop of diffusers, which is published with 53.8 to 56.4 "
-        "images/s for an H200 at batch 32.",
-        rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, *VRAM),
     ),
     Measured(
         title="Stable Diffusion 2, text to image",
@@ -262,14 +238,6 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         cases=scaling,
     ),
     Measured(
-        title="Two GPUs, 2026-11-26",
-        datasets=("2026-11-26-h200-two-gpus",),
-        text="With the kernels of 2026-11-26: DDP, and gradients averaged where they lie.",
-        rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
-        figures=(RATE, JOULES, Figure("weak [%]", "weak")),
-        cases=scaling,
-    ),
-    Measured(
         title="Two GPUs, gradients exchanged by copy engines",
         datasets=("2026-11-28-h200-exchange",),
         text="`exchange=peer_copies` beside `in_place` and one GPU on the same two cards, in turns, and DDP on two "
@@ -288,16 +256,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         cases=images,
     ),
     Measured(
-        title="Making one image, 2026-11-26",
-        datasets=("2026-11-26-h200-image",),
-        text="SD 1.5 with the kernels of 2026-11-26.",
-        rows={"recipe": "recipe", "batch": "batch"},
-        figures=MADE_IMAGES,
-        cases=images,
-    ),
-    Measured(
-        title="Making one image, 2026-11-29",
-        datasets=HEADLINES[1:],
+        title="Making one image",
+        datasets=("2026-11-26-h200-image", *HEADLINES[1:]),
         text="`generate_hopper` computes in bf16.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=MADE_IMAGES,
@@ -404,17 +364,10 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Training on volumes with fused kernels",
-        datasets=("2026-11-26-h200-volumes",),
+        datasets=("2026-11-26-h200-volumes", *HEADLINES[1:]),
         text="`recipe=tuned_volume`: fused norms, upsampling without atomic additions, padded channels, measured "
         "cuDNN plans and inductor's CUDA graphs. BraTS had 12 steps.",
         rows={"network": "model", "recipe": "recipe"},
-        figures=STEPS,
-    ),
-    Measured(
-        title="Training on volumes with fused kernels, on two more cards",
-        datasets=HEADLINES[1:],
-        text="The whole head.",
-        rows={"recipe": "recipe"},
         figures=STEPS,
         where=pl.col("workload") == "volume3d_train",
     ),
