@@ -26,8 +26,10 @@ def check_ranks(facts: Facts) -> Iterator[str]:
         yield f"the manifest names {pluralize(len(ranks), 'rank')} in a run on {pluralize(manifest.gpus or 0, 'GPU')}"
     for rank in (rank for rank in ranks if rank.rank):  # the tables tell it for rank 0
         stated = (
+            # If steps differ in their work, the results tell what each rank did.
             *(("steps", "data_wait_s") if facts.uniform_steps else ()),
-            *(("gpu_uuid", "allocated_peak_mib") if rank.device == "cuda" else ()),
+            *(("gpu_uuid",) if rank.device == "cuda" else ()),
+            *(("allocated_peak_mib",) if rank.device == "cuda" and facts.uniform_steps else ()),
         )
         if missing := [name for name in stated if getattr(rank, name) is None]:
             yield f"rank {rank.rank} states no {', '.join(missing)}"

@@ -86,6 +86,17 @@ def test_rows_outside_the_window_are_not_in_the_mean(tmp_path: Path) -> None:
     assert row_of(tmp_path)["tensor_active_pct"] == pytest.approx(55)
 
 
+def test_counters_that_leave_out_idle_time_may_exceed_the_utilisation(tmp_path: Path) -> None:
+    """Regression: SMs active 79 % of the covered 83 % of a window, and a GPU busy 71 % of all of it: not valid."""
+    folder = h200(tmp_path)
+    gpm_rows(folder, first_s=6.0, sm_active_pct=95.0)
+    busy = pl.when(SECONDS > 5.0).then(pl.lit(95.0)).otherwise(pl.lit(0.0)).cast(pl.Float32)
+    rewrite(folder, "samples_fast", lambda rows: rows.with_columns(busy.alias("gpu_util_pct")))
+    row = row_of(tmp_path)
+    assert row["valid"], row["invalid_reason"]
+    assert row["gpu_util_pct"] < 80 < row["sm_active_pct"]
+
+
 def test_low_coverage_gives_null_with_the_coverage_as_reason(tmp_path: Path) -> None:
     gpm_rows(h200(tmp_path), first_s=15.0)
     row = row_of(tmp_path)

@@ -57,6 +57,13 @@ def test_a_run_on_two_cards_is_valid(two_cards: Planted) -> None:
     assert row["valid"], row["invalid_reason"]
 
 
+def test_where_steps_differ_in_their_work_the_results_tell_what_a_rank_did(two_cards: Planted) -> None:
+    """Regression: denoise_patch on two GPUs was not valid, `rank 1 states no allocated_peak_mib`."""
+    nothing = dict.fromkeys(("ranks__1__steps", "ranks__1__data_wait_s", "ranks__1__allocated_peak_mib"))
+    row = judged(two_cards, manifest(workload_facts__uniform_steps=False, **nothing))
+    assert row["valid"], row["invalid_reason"]
+
+
 def test_steps_in_which_levers_are_read_back_are_no_contradiction(two_cards: Planted) -> None:
     """Regression: the other ranks count two steps more than rank 0 where the recipe has levers."""
     lever = {"name": "static_graph", "field": "static_graph", "requested": True, "effective": True, "active": True}
