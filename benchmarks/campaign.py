@@ -2,9 +2,10 @@
 
 campaign.tsv is the plan. A line names a cell by columns of runs.parquet; an empty column takes any value. `model` is
 the first word of that column, `recipe` means its set of levers, `where` is a condition in SQL (default: valid), and
-datasets before `since` do not count. `n` runs on `cards` cards of one type are planned, of `minutes` each. --check only
-tells whether the page is stale. --queue prints a line for each cell that lacks runs on one h100 or h200, as `queue.sh`
-takes them; `shuf` gives a random order, and `photos` and `prepared` have to lie in the root of the repository.
+datasets before `since` do not count. Datasets of losses count only if the goal begins with "losses". `n` runs on
+`cards` cards of one type are planned, of `minutes` each. --check only tells whether the page is stale. --queue prints a
+line for each cell that lacks runs on one h100 or h200, as `queue.sh` takes them; `shuf` gives a random order, and
+`photos` and `prepared` have to lie in the root of the repository.
 """
 
 import shlex
@@ -24,7 +25,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.workloads import declarations
 
-from .measured_cells import measured_runs
+from .measured_cells import LOSSES, committed_runs
 from .results_tables import DASH, LEVERS, Figure, header, row, wrap
 
 PLAN, TARGET = ROOT / "benchmarks" / "campaign.tsv", ROOT / "docs" / "campaign.md"
@@ -36,7 +37,7 @@ HEAD = (
     "**complete** may have missed its goal (`must`: at least, `aim`: hoped for). A command makes one run of a "
     "row: put in your `gpu=`, repeat it with `seed=1`, `seed=2`, on other cards and in another order. `photos` are "
     "[yours](tutorial_gpu.md#4-your-photographs), `prepared` made of them by `prepare` with `prepare.caches=true`, "
-    "once for each `model=`."
+    "once for each `model=`, and each `model.dtype=` beside it."
 )
 KEYS = ("workload", "model", "batch", "gpus", "resolution_px")
 SHOWN = ("row", "cell", "plan", "done", "images/s", "J/image", "missing", "datasets")
@@ -65,7 +66,7 @@ def read_plan() -> list[Line]:
 
 def read_runs() -> pl.DataFrame:
     """Read the runs of all datasets, with their keys as the plan spells them."""
-    tables = [runs.with_columns(dataset=pl.lit(name)) for name, runs in measured_runs()]
+    tables = [runs.with_columns(dataset=pl.lit(name)) for name, runs in committed_runs()]
     batch = pl.coalesce("batch_requested", pl.col("batch").cast(pl.String)).alias("batch")
     texts = [pl.col("model").str.extract(r"^(\w+)"), batch, pl.col("gpus", "resolution_px").cast(pl.String)]
     texts += [LEVERS.list.sort().list.join("+").alias("levers")]
@@ -78,6 +79,7 @@ def select(line: Line, runs: pl.DataFrame) -> dict[str, pl.DataFrame]:
     tests += [pl.col("levers") == "+".join(sorted(lever_names(line["recipe"])))] if line["recipe"] else []
     # A run with position tokens does other work; where the model has none, the command does not say so.
     tests += [pl.col("overrides").str.contains(NO_TOKENS, literal=True)] if NO_TOKENS in line["command"] else []
+    tests += [pl.col("dataset").str.ends_with(LOSSES) == line["goal"].startswith("losses")]
     matching = runs.filter(*tests, pl.col("dataset") >= line["since"], pl.sql_expr(line["where"] or "valid"))
     return {gpu: matching.filter(gpu=gpu) for gpu in sorted(matching["gpu"].unique(), key=gpu_order)} or {
         DASH: matching

@@ -23,6 +23,7 @@ from analysis.dataset import open_dataset
 from inpaint_bench.core.estimates import memory, rates
 
 RESULTS = Path(__file__).parent / "results"
+LOSSES = "-losses"  # how the names of datasets for losses end
 ERRORS = ("kind", "what", "predicted", "reference")
 
 
@@ -84,13 +85,16 @@ def _write(name: str, table: Iterable[Sequence[Any]]) -> bool:
     return changed
 
 
-def measured_runs() -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield the runs of each committed dataset, without those whose rates do not count."""
-    folders = sorted(path.parent for path in RESULTS.glob("*/dataset.json"))
-    # Trainings whose losses are compared share a card.
-    for folder in (folder for folder in folders if not folder.name.endswith("-losses")):
+def committed_runs() -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the runs of each committed dataset with all levers active."""
+    for folder in sorted(path.parent for path in RESULTS.glob("*/dataset.json")):
         # A lever that was not active then may be today: until 28 November channels_last was undone in diffusers' UNet.
         yield folder.name, open_dataset(folder).runs.filter(pl.col("inactive_levers").is_null())
+
+
+def measured_runs() -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the runs whose rates count: trainings whose losses are compared share a card, or have no warm-up."""
+    return ((name, runs) for name, runs in committed_runs() if not name.endswith(LOSSES))
 
 
 def write_tables() -> list[str]:

@@ -33,6 +33,7 @@ MADE_IMAGES = (
 )
 CLOCK = Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)
 FINETUNED = pl.col("workload").str.starts_with("finetune")
+TWO_GPUS = "2026-11-29-h200-two-gpus"
 HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
@@ -67,7 +68,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="SD 1.5 inpainting by batch, on several cards",
-        datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES),
+        datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES, TWO_GPUS),
         text="No location tokens. Windows of 10 to 31 s; one run of `tuned_hopper` at 16 has the poster's 103,600 "
         "images, 598 s at 173.1 to 173.6 images/s in each minute. Cards of 50 to 68 °C held different clocks under the "
         "power cap; rates per GHz are equal within 2 %. `baseline` at 4 is not steady on one card: the host launches "
@@ -75,6 +76,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, BUSY, MFU, CLOCK),
         where=(pl.col("model") == "sd15_inpaint")
+        & (pl.col("gpus") == 1)
         & pl.col("recipe").is_in(["baseline", "tuned_online", "tuned_hopper"]),
     ),
     Measured(
@@ -138,8 +140,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
             *("2026-11-26-h200-models", "2026-11-28-h200-breadth", "2026-11-28-h200-sd2-plain"),
             *("2026-11-28-h200-headlines", *HEADLINES),
         ),
-        text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL, whose adapters have rank 4; 512 px. The "
-        "plain loops and SDXL encode images in every step, the others have caches. milabench publishes 53.8 to 56.4 "
+        text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL, whose adapters have rank 4; 512 px. "
+        "The plain loops and SDXL encode images in every step, the others have caches. milabench publishes 53.8 to 56.4 "
         "images/s of a plain loop of diffusers on an H200 at batch 32. NeMo's page trains SD 2 with `amp_fp16` and "
         "states 64.0 images/s per GPU on nodes of eight H100s.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
@@ -239,12 +241,42 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs, gradients exchanged by copy engines",
-        datasets=("2026-11-28-h200-exchange",),
-        text="`exchange=peer_copies` beside `in_place` and one GPU on the same two cards, in turns, and DDP on two "
-        "others. The one-GPU rates of the two cards differ by 1.6 %, and both go at the pace of the slower.",
+        datasets=("2026-11-28-h200-exchange", TWO_GPUS),
+        text="`exchange=peer_copies` beside `in_place`, DDP and one GPU, in turns on two pairs of cards, the first "
+        "with position tokens; its DDP ran on two others. Weak: in percent of twice the mean rate of the cards alone.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
-        figures=(RATE, JOULES, Figure("weak [%]", "weak"), *VRAM),
+        figures=(RATE, JOULES, Figure("weak [%]", "weak"), *VRAM, CLOCK),
         cases=scaling,
+        where=pl.col("recipe").str.starts_with("tuned_hopper") & (pl.col("batch") == 16),
+    ),
+    Measured(
+        title="Two GPUs: the plain loop, and SD 2 as NeMo trains it",
+        datasets=(TWO_GPUS,),
+        text="DDP from photographs, encoders in the step. One of the two cards made 42.8 images/s with `baseline` "
+        "alone, and three others 63.9 to 64.2 with SD 2. NeMo's page has 1.95 times the rate on twice the nodes.",
+        rows={"model": "model", "recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
+        figures=(RATE, JOULES, *VRAM, BUSY),
+        where=(pl.col("gpus") == 2) & pl.col("recipe").is_in(["baseline", "baseline+amp_fp16"]),
+    ),
+    Measured(
+        title="Two GPUs: weights, gradients and moments divided",
+        datasets=(TWO_GPUS,),
+        text="SD 1.5, batch 8 on each GPU. `zero1` divides the optimizer's state, `fsdp2` all three, `tensor` the "
+        "linear layers of the transformer blocks. SD 1.5 needs none of them on these cards. GPUs wait for the host, "
+        "and rates fell from the first to the third run of each row, within half an hour.",
+        rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
+        figures=(RATE, JOULES, *VRAM, BUSY),
+        where=pl.col("recipe").is_in(["baseline+zero1", "baseline+fsdp2", "baseline+tensor"]),
+    ),
+    Measured(
+        title="Two GPUs: FLUX.1 Fill",
+        datasets=(TWO_GPUS,),
+        text="Adapters, by DDP and by a pipeline, whose GPUs keep some of the blocks each, with four micro-batches. "
+        "One card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. Blocks are divided by their bytes: the first GPU has 17 blocks "
+        "and allocated 43.7 GiB, the second one 40 and 81.0.",
+        rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
+        figures=(Figure("images/s", "images_per_s", 2), JOULES, *VRAM, MFU),
+        where=(pl.col("model") == "flux_fill") & pl.col("valid"),
     ),
     Measured(
         title="Making images",
@@ -307,6 +339,14 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="20 patches of 512 px, which share 64 px with each neighbour, ten in a batch, each image drawn on the "
         "host and copied. A sibling of the page states 4.3 GB for DRUNet with ten such patches on each of two GPUs.",
         rows={"network": "model"},
+        figures=(Figure("images/s", "images_per_s", 2), PEAK),
+        cases=PATCHES,
+    ),
+    Measured(
+        title="Denoisers: 2048 x 1366 pixels in patches on two GPUs",
+        datasets=(TWO_GPUS,),
+        text="Ten of the 20 patches on each GPU. The second run was later, on a slower host.",
+        rows={"network": "model", "GPUs": "gpus"},
         figures=(Figure("images/s", "images_per_s", 2), PEAK),
         cases=PATCHES,
     ),

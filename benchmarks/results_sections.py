@@ -15,10 +15,10 @@ from .results_tables import RESULTS, header, link, row, wrap
 from .step_record import read_profile
 
 PROFILES = ROOT / "benchmarks" / "profiles" / "2026-11-22-h200"
+PLAIN = RESULTS / "2026-11-29-h200-plain-losses"
 BLOCK = 50  # steps
 # Datasets of losses: the recipe that others are compared with, None for the one with bf16_master, and steps of a block.
 LOSSES: dict[str, tuple[str | None, int]] = {
-    "2026-11-22-h200-losses": (None, BLOCK),
     "2026-11-26-h200-losses": (None, BLOCK),
     "2026-11-26-h200-fp8-losses": ("tuned_dit+attn_flash4", 25),
 }
@@ -62,8 +62,10 @@ def losses() -> Iterator[str]:
         "seeds, is no margin: both sides see the same batches. All masters are fp32; moments are bf16, rounded "
         "stochastically, in `tuned` and `tuned_hopper`, else fp32. Weights are random: FP8 met no outliers, as "
         "trained ones may have. Until 2026-11-29 masters began at weights rounded to bf16, on both sides of these "
-        f"rows; beside the plain loop losses were lower in every block of 500 steps ({blocks}). Trainings that share "
-        "a card have invalid rates, not invalid losses."
+        f"rows; beside the plain loop losses were lower in every block of 500 steps ({blocks}). Since then, "
+        "501 steps of seed 0 from the same photographs: the mean loss of `tuned_online` is 0.010 % below that of "
+        f"`baseline`, and no block of 50 differs by more than 0.03 % ({link(PLAIN)}, n = 1). Trainings that share a card "
+        "have invalid rates, not invalid losses."
     )
     yield ""
     columns = ["recipe", "beside", "steps", "block", "seeds", "change (95 %)", "equal", "a step gains [%]"]
