@@ -141,9 +141,9 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
             *("2026-11-28-h200-headlines", *HEADLINES),
         ),
         text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL, whose adapters have rank 4; 512 px. "
-        "The plain loops and SDXL encode images in every step, the others have caches. milabench publishes 53.8 to 56.4 "
-        "images/s of a plain loop of diffusers on an H200 at batch 32. NeMo's page trains SD 2 with `amp_fp16` and "
-        "states 64.0 images/s per GPU on nodes of eight H100s.",
+        "The plain loops and SDXL encode images in every step, the others have caches. milabench publishes 53.8 to "
+        "56.4 images/s of a plain loop of diffusers on an H200 at batch 32. NeMo's page trains SD 2 with `amp_fp16` "
+        "and states 64.0 images/s per GPU on nodes of eight H100s.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, MFU),
         where=FINETUNED & pl.col("model").is_in(["sd2", "sdxl_inpaint", "sd35_medium"]),
@@ -272,8 +272,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="Two GPUs: FLUX.1 Fill",
         datasets=(TWO_GPUS,),
         text="Adapters, by DDP and by a pipeline, whose GPUs keep some of the blocks each, with four micro-batches. "
-        "One card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. Blocks are divided by their bytes: the first GPU has 17 blocks "
-        "and allocated 43.7 GiB, the second one 40 and 81.0.",
+        "One card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. Blocks are divided by their bytes: the first "
+        "GPU has 17 blocks and allocated 43.7 GiB, the second one 40 and 81.0.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(Figure("images/s", "images_per_s", 2), JOULES, *VRAM, MFU),
         where=(pl.col("model") == "flux_fill") & pl.col("valid"),

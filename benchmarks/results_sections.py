@@ -64,8 +64,8 @@ def losses() -> Iterator[str]:
         "trained ones may have. Until 2026-11-29 masters began at weights rounded to bf16, on both sides of these "
         f"rows; beside the plain loop losses were lower in every block of 500 steps ({blocks}). Since then, "
         "501 steps of seed 0 from the same photographs: the mean loss of `tuned_online` is 0.010 % below that of "
-        f"`baseline`, and no block of 50 differs by more than 0.03 % ({link(PLAIN)}, n = 1). Trainings that share a card "
-        "have invalid rates, not invalid losses."
+        f"`baseline`, and no block of 50 differs by more than 0.03 % ({link(PLAIN)}, n = 1). Trainings that share a "
+        "card have invalid rates, not invalid losses."
     )
     yield ""
     columns = ["recipe", "beside", "steps", "block", "seeds", "change (95 %)", "equal", "a step gains [%]"]

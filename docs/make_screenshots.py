@@ -50,7 +50,7 @@ VIEWS = {
     "gallery-training": View("2026-11-23-h200-finetune", "decision"),
     "gallery-batches": View(CARDS, "fig-images_per_s"),
     "gallery-ladder": View("2026-11-23-h200-ladder", "fig-ladder-0"),
-    "gallery-scaling": View("2026-11-23-h200-two-gpus", "fig-scaling"),
+    "gallery-scaling": View("2026-11-29-h200-two-gpus", "fig-scaling"),
     "gallery-inference": View("2026-11-23-h200-inference", "fig-inference"),
     "gallery-denoisers": View("2026-11-23-h200-denoisers", "fig-denoise-shape-memory"),
     "gallery-volumes": View("2026-11-23-h200-volumes", "volume3d-train"),

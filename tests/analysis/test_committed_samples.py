@@ -12,7 +12,7 @@ from inpaint_bench.core.records import PARITY_TOLERANCE
 from .committed import DATASETS, RESULTS, computed, contradictions
 
 FIGURES = [*DEFINITIONS, "images_per_s", "joules_per_image", "step_ms_p50", "energy_ratio", "gpu_util_pct"]
-QUICK = ("2026-11-21-h200-levers", "2026-11-21-h200-batches")
+QUICK = ("2026-11-28-h200-sd2-plain", "2026-11-21-h200-batches")
 
 
 @pytest.mark.parametrize("name", QUICK)

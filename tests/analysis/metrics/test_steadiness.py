@@ -90,6 +90,11 @@ UNSTEADY = {  # of the committed datasets of 26 November and later, all runs tha
     ("2026-11-29-h200-headlines", "poster_optimized", 24): (-0.69, 4.33),
     ("2026-11-29-h200-headlines-2", "baseline", 4): (-0.21, -3.2),  # the host
     ("2026-11-29-h200-headlines-3", "baseline", 4): (-0.30, -6.6),  # the host
+    ("2026-11-29-h200-plain-losses", "tuned_online", 16): (2.33, -24.3),  # without a warm-up
+    # Divided among two GPUs, which wait for the host; the last of two or three runs each.
+    ("2026-11-29-h200-two-gpus", "baseline+fsdp2", 8): (-0.87, -4.49),
+    ("2026-11-29-h200-two-gpus", "baseline+tensor", 8): (2.51, 19.8),
+    ("2026-11-29-h200-two-gpus", "baseline+zero1", 8): (0.71, -3.23),
     ("2026-11-28-h200-poster", "poster_optimized", 16): (2.47, -3.76),  # the last of three
     ("2026-11-28-h200-poster", "poster_optimized+no_channels_last", 16): (0.92, -2.77),
 }

@@ -44,7 +44,10 @@ ANSWERS = {
     "2026-11-23-h200-denoisers": "Take for DRUNet patches of 128 px, 8 at a time (7.58 Mpx/s, 354 MiB); UNet "
     "patches of 256 px, 2 at a time",
     "2026-11-23-h200-volumes": "On an H200, whole_head 128x128x128: 4.56 steps/s and 136 J/step",
-    "2026-11-22-h200-losses": "tuned trains like tuned+bf16_master: over 500 steps and 3 seeds its losses differ by ",
+    "2026-11-26-h200-losses": "tuned_hopper trains like tuned_hopper+bf16_master: over 500 steps and 3 seeds its ",
+    "2026-11-29-h200-two-gpus": "finetune_inpaint, sd15_inpaint, 512 px: 2 H200 reach 326 images/s: tuned_hopper"
+    "+exchange_peer_copies 1.91 times 1 GPU",
+    "2026-11-29-h200-plain-losses": "Take an H200, batch 16, recipe tuned_online: 91.0 images/s (1 run), 2.1 times ",
     "2026-11-26-h200-fp8-losses": "tuned_dit+fp8+attn_flash4 trains like tuned_dit+attn_flash4: over 150 steps and "
     "3 seeds its losses differ by +0.018 % (+0.012 to +0.023), equal within 0.05 %.",
     "2026-11-23-h200-weights": "3 settings of tuned_hopper on an H200, batch 16, make no difference: 158 to 159",
@@ -149,7 +152,7 @@ def test_no_note_lists_runs_and_no_table_is_empty(committed: Committed) -> None:
 
 def test_training_curves_count_by_their_own_validity(committed: Committed) -> None:
     """Regression: `losses` was cited with 0 of 6 runs valid and without a curve."""
-    each, build = committed["2026-11-22-h200-losses"]
+    each, build = committed["2026-11-26-h200-losses"]
     assert not build.runs["valid"].any()
     section = each.answered[0]
     assert section.kind == "training curves"

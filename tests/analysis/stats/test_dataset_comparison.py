@@ -28,7 +28,7 @@ def test_two_cells_on_one_card_each_are_not_called_different() -> None:
 
 def test_single_runs_differ_beyond_their_scatter_only() -> None:
     """Regression: one run each on two cards, 3 % apart, counted as worse."""
-    found = pair("2026-11-21-h200-levers", "2026-11-21-h200-levers-x4", 16, "poster_baseline")
+    found = pair("2026-11-29-h200-headlines-2", "2026-11-29-h200-headlines-3", 16, "tuned_online")
     assert found.verdict("images_per_s") is Verdict.ONE_CARD
     for rate, verdict in ((1.2, Verdict.BETTER_BY_MEAN), (0.8, Verdict.WORSE_BY_MEAN)):
         runs = [run | {"images_per_s": rate * found.old["images_per_s"]} for run in found.new["runs"]]
