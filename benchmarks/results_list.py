@@ -98,8 +98,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="SD 1.5 inpainting with position tokens",
-        datasets=("2026-11-28-h200-headlines",),
-        text="A run of a row on each of one or two cards, which the power cap holds at lower clocks than those above.",
+        datasets=("2026-11-26-h200-finetune", "2026-11-28-h200-headlines"),
+        text="The power cap holds the two cards of the later day at lower clocks.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, MFU, CLOCK),
         where=pl.col("model") == "sd15_inpaint",
@@ -241,9 +241,10 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs, gradients exchanged by copy engines",
-        datasets=("2026-11-28-h200-exchange", TWO_GPUS),
-        text="`exchange=peer_copies` beside `in_place`, DDP and one GPU, in turns on two pairs of cards, the first "
-        "with position tokens; its DDP ran on two others. Weak: in percent of twice the mean rate of the cards alone.",
+        datasets=("2026-11-26-h200-two-gpus", "2026-11-28-h200-exchange", TWO_GPUS),
+        text="`exchange=peer_copies` beside `in_place`, DDP and one GPU, in turns on two pairs of cards, the first with "
+        "position tokens; its DDP, and the runs of 2026-11-26, were on others. Weak: in percent of twice the mean rate "
+        "of the cards alone.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(RATE, JOULES, Figure("weak [%]", "weak"), *VRAM, CLOCK),
         cases=scaling,

@@ -28,7 +28,7 @@ Observation = tuple[Hashable, float]  # pairing key (see `pairing_key`) and valu
 Side = Sequence[Observation]
 Variance = tuple[float, float]  # variance of logarithms, with its degrees of freedom
 # Standard deviation of logarithms between cards of one type, stated: the committed cells that ran on several cards give
-# 0.7 % with 23 degrees of freedom and 3.1 % with 26 (a test pools them). Other metrics are not compared between cards.
+# 0.7 % with 24 degrees of freedom and 3.1 % with 27 (a test pools them). Other metrics are not compared between cards.
 CARD_SD = {"images_per_s": 0.01, "joules_per_image": 0.035}
 STATED_DF = 20.0  # degrees of freedom of the stated variances
 # Between runs of a card, stated: if cells of a kind give less than `MIN_DF` and no larger scatter.

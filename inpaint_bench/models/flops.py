@@ -34,23 +34,15 @@ def count(
     adds `unet_step`, and `text_step` if the text encoder is trained: forward and backward pass with the adapters,
     without the gradients of frozen weights.
     """
-    if loaded is not None and config.weights:
-        config = loaded.architecture.loaded(config, loaded)
-    meta = torch.device("meta")
-    # Without the folder's weights: only shapes count, and nothing is read from disk.
-    networks = build_networks(replace(config, weights=None), meta, inputs=(LATENT_CHANNELS, INPUT_CHANNELS))
-    length = networks.state_rows + config.location_tokens
-    side = resolution_px // networks.downscale
+    networks, inputs = _on_meta(config, resolution_px, loaded)
+    side, meta = resolution_px // networks.downscale, networks.device
     with torch.no_grad(), meta:
         dtype = DTYPES[config.dtype]
-        sample = torch.empty(1, networks.input_channels, side, side, dtype=dtype)
-        timestep = torch.zeros(1, dtype=torch.long)
         latents = torch.empty(1, networks.latent_channels, side, side, dtype=dtype)
-        states = torch.empty(1, length, networks.state_width, dtype=dtype)
         image = torch.empty(1, 3, resolution_px, resolution_px, dtype=dtype)
         tokens = networks.tokenize([""]).to(meta)
         parts = {
-            "unet_forward": operations(lambda: networks.unet(sample, timestep, states, return_dict=False)),
+            "unet_forward": operations(lambda: networks.unet(*inputs, return_dict=False)),
             "vae_encode": operations(lambda: networks.vae.encode(image)),
             "text_encode": operations(lambda: networks.text_encoder(tokens)),
         }
@@ -59,15 +51,41 @@ def count(
     if recipe and recipe.lora_rank:
         adapters.add(networks, recipe)
         with meta:
-            states.requires_grad_(recipe.lora_text_encoder or networks.location is not None)
-            parts["unet_step"] = operations(
-                lambda: networks.unet(sample, timestep, states, return_dict=False)[0].sum().backward()
-            )
+            inputs[-1].requires_grad_(recipe.lora_text_encoder or networks.location is not None)
+            parts["unet_step"] = operations(lambda: networks.unet(*inputs, return_dict=False)[0].sum().backward())
             if recipe.lora_text_encoder:
                 parts["text_step"] = operations(
                     lambda: networks.text_encoder(tokens).last_hidden_state.sum().backward()
                 )
     return parts
+
+
+def of_blocks(config: ModelConfig, resolution_px: int, loaded: Networks) -> list[int]:
+    """Count the operations of each transformer block in a forward pass of one image."""
+    networks, inputs = _on_meta(config, resolution_px, loaded)
+    counter, counts = FlopCounterMode(display=False), list[int]()
+    for block in networks.unet.blocks:
+        block.register_forward_pre_hook(lambda *_: counts.append(-counter.get_total_flops()))
+        block.register_forward_hook(lambda *_: counts.append(counts.pop() + counter.get_total_flops()))
+    with torch.no_grad(), counter:
+        networks.unet(*inputs, return_dict=False)
+    return counts
+
+
+def _on_meta(config: ModelConfig, resolution_px: int, loaded: Networks | None) -> tuple[Networks, list[torch.Tensor]]:
+    """Return networks without memory, and what the UNet takes for one image: sample, timestep, states."""
+    if loaded is not None and config.weights:
+        config = loaded.architecture.loaded(config, loaded)
+    # Without the folder's weights: only shapes count, and nothing is read from disk.
+    weightless = replace(config, weights=None)
+    networks = build_networks(weightless, torch.device("meta"), inputs=(LATENT_CHANNELS, INPUT_CHANNELS))
+    side, dtype = resolution_px // networks.downscale, DTYPES[config.dtype]
+    with networks.device:
+        sample = torch.empty(1, networks.input_channels, side, side, dtype=dtype)
+        timestep = torch.zeros(1, dtype=torch.long)
+        length = networks.state_rows + config.location_tokens
+        states = torch.empty(1, length, networks.state_width, dtype=dtype)
+    return networks, [sample, timestep, states]
 
 
 def training(parts: dict[str, int], *, encodes: int, text: bool) -> int:

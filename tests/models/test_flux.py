@@ -26,6 +26,7 @@ from inpaint_bench.data.samples import Samples
 from inpaint_bench.models import adapters, flops
 from inpaint_bench.models.architectures import flow
 from inpaint_bench.models.networks import build_networks, build_run_networks
+from inpaint_bench.models.parallel.data_parallel import block_costs, owners
 from inpaint_bench.models.training_step import StepComponents, diffusion_loss, draw
 from inpaint_bench.workloads import finetune_inpaint, finetune_text2image, parity
 from inpaint_bench.workloads.finetune_inpaint import FineTuning
@@ -355,7 +356,22 @@ def test_has_the_parameters_and_operations_of_flux_fill() -> None:
     config = bench("model=flux_fill", "recipe=[cpu,half,lora]").model
     networks = build_networks(config, torch.device("meta"))
     assert networks.parameter_counts()["unet"] == 11_902_391_360
-    assert flops.count(config, 512)["unet_forward"] / 1e12 == pytest.approx(21.56, abs=0.01)
+    whole = flops.count(config, 512)["unet_forward"]
+    assert whole / 1e12 == pytest.approx(21.56, abs=0.01)
+    blocks = flops.of_blocks(config, 512, networks)
+    assert len(blocks) == 19 + 38
+    assert sum(blocks) == pytest.approx(whole, rel=0.001), "the rest is embeddings and projections"
+
+
+@pytest.mark.parametrize(("recipe", "own"), [("half,lora", [28, 29]), ("half", [17, 40])])
+def test_a_pipeline_divides_the_work_of_frozen_blocks_and_the_parameters_of_trained_ones(
+    recipe: str, own: list[int]
+) -> None:
+    """Regression: by their bytes, the second of two GPUs had 70 % of the work beneath adapters."""
+    whole = bench("model=flux_fill", f"recipe=[cpu,{recipe}]")
+    costs = block_costs(whole, build_networks(whole.model, torch.device("meta")))
+    ranks = owners(costs, 2)
+    assert [ranks.count(rank) for rank in (0, 1)] == own
 
 
 @pytest.mark.parametrize(

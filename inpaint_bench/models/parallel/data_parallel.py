@@ -5,11 +5,10 @@ draw the numbers of the whole batch and take their own part, so that the step is
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -19,8 +18,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from inpaint_bench.core.config.bench import BenchConfig
 from inpaint_bench.core.config.levers import DIVIDED_WEIGHTS
 from inpaint_bench.core.errors import UnavailableError
+from inpaint_bench.models import flops
 from inpaint_bench.models.execution import Execution
 from inpaint_bench.models.networks import Networks
 
@@ -68,7 +69,8 @@ class DataParallel:
         if self.sharding == "fsdp2":
             sharding.shard_network(network, networks.architecture.sharded(network), execution.device)
         elif self.sharding == "pipeline":
-            self.network = self.pipeline = Pipeline(network, execution.compared_size)
+            costs = block_costs(execution.bench, networks)
+            self.network = self.pipeline = Pipeline(network, execution.compared_size, costs)
             execution.micro_batches = 1  # the pipeline takes the whole batch, and divides it
         elif execution.recipe.exchange != "default":
             self.exchange = exchange.KINDS[execution.recipe.exchange](network)
@@ -176,8 +178,9 @@ def _side_stream(execution: Execution) -> Iterator[None]:
 class Pipeline(nn.Module):
     """The network of all ranks, called with the rows of this one. One backward pass follows each forward pass."""
 
-    def __init__(self, network: nn.Module, micro_batch_size: int) -> None:
-        """Keep this rank's blocks of the network; `micro_batch_size` rows of each rank travel together.
+    def __init__(self, network: nn.Module, micro_batch_size: int, costs: Sequence[int]) -> None:
+        """Keep this rank's blocks of the network, which have these costs; `micro_batch_size` rows of each rank travel
+        together.
 
         Raises UnavailableError if there are too few blocks.
         """
@@ -189,7 +192,7 @@ class Pipeline(nn.Module):
         self._outputs: list[Tensor] = []  # those for the next rank
         self._graphs: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []  # text states, received, outputs
         blocks: list[nn.Module] = list(network.blocks)  # type: ignore[arg-type]
-        of_blocks = owners(blocks, self.ranks)
+        of_blocks = owners(costs, self.ranks)
         in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
         self._shared = [p for p in network.parameters() if id(p) not in in_blocks]
         for number, (block, owner) in enumerate(zip(blocks, of_blocks, strict=True)):
@@ -311,14 +314,25 @@ class _Pass(torch.autograd.Function):
         return None, None, None, None, ctx.pipeline.run_backward(gradient, ctx.wanted)
 
 
-def owners(blocks: list[nn.Module], ranks: int) -> list[int]:
-    """Return the rank of each block: consecutive ones, with about equal bytes."""
-    sizes = [sum(tensor.nbytes for tensor in chain(block.parameters(), block.buffers())) for block in blocks]
-    result = [int(ranks * (sum(sizes[:i]) + size / 2) / sum(sizes)) for i, size in enumerate(sizes)]
+def block_costs(bench: BenchConfig, networks: Networks) -> list[int]:
+    """Return what the blocks are divided by.
+
+    Frozen beneath adapters, their operations: the time of a step and the activations follow these, and a block of FLUX
+    with two streams has 2.4 times the weights of one with a single stream for the same work. If they are trained, their
+    parameters: gradients and moments fill the GPUs.
+    """
+    if bench.recipe.lora_rank:
+        return flops.of_blocks(bench.model, bench.data.resolution_px, networks)
+    return [sum(parameter.numel() for parameter in block.parameters()) for block in networks.unet.blocks]
+
+
+def owners(costs: Sequence[int], ranks: int) -> list[int]:
+    """Return the rank of each block: consecutive ones, of about equal costs."""
+    result = [int(ranks * (sum(costs[:i]) + cost / 2) / sum(costs)) for i, cost in enumerate(costs)]
     if len(set(result)) < ranks:
         raise UnavailableError(
-            f"lever pipeline: {len(blocks)} transformer blocks cannot be divided among {ranks} GPUs so that each has "
-            "about as many bytes; set fewer gpus, or recipe.sharding=fsdp2"
+            f"lever pipeline: {len(costs)} transformer blocks cannot be divided among {ranks} GPUs in about equal "
+            "parts; set fewer gpus, or recipe.sharding=fsdp2"
         )
     return result
 
