@@ -121,7 +121,11 @@ def _short(recipe: str) -> str:
     if len(levers) < FEWEST:
         return recipe
     words, others = _words(levers)
-    return "+".join(words) if words else f"{'+'.join(others[:NAMED])} and {len(others) - NAMED} more"
+    if words and (words[-1] in _WORDS or not others):
+        return "+".join(words)
+    # The name of a bundle alone would be that of another recipe.
+    parts = [*words, *others]
+    return f"{'+'.join(parts[:NAMED])} and {len(parts) - NAMED} more"
 
 
 def _words(levers: list[str]) -> tuple[list[str], list[str]]:

@@ -242,9 +242,9 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Two GPUs, gradients exchanged by copy engines",
         datasets=("2026-11-26-h200-two-gpus", "2026-11-28-h200-exchange", TWO_GPUS),
-        text="`exchange=peer_copies` beside `in_place`, DDP and one GPU, in turns on two pairs of cards, the first with "
-        "position tokens; its DDP, and the runs of 2026-11-26, were on others. Weak: in percent of twice the mean rate "
-        "of the cards alone.",
+        text="`exchange=peer_copies` beside `in_place`, DDP and one GPU, in turns on two pairs of cards, the first "
+        "with position tokens; its DDP, and the runs of 2026-11-26, were on others. Weak: in percent of twice the mean "
+        "rate of the cards alone.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(RATE, JOULES, Figure("weak [%]", "weak"), *VRAM, CLOCK),
         cases=scaling,

@@ -79,7 +79,7 @@ def _section(build: TableBuilder, all_series: list[Series], suffix: str) -> Sect
         title=title,
         kind="scaling over GPUs",
         studied=cell["workload"],
-        answer=": ".join(filter(None, [work, _answer(all_series)])),
+        answer=": ".join(filter(None, [work and names.work(cell["workload"], [cell["model"]]), _answer(all_series)])),
         best=f"{number(max((cell[_RATE] for series in all_series for cell in series.cells), default=None))} images/s",
         paragraphs=[_METHOD, *(series.worth() for series in all_series)],
         tables=[_table(build, all_series, title, suffix), _communication(build, all_series, suffix), *published],

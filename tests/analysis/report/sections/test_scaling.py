@@ -143,6 +143,6 @@ def test_scaling_of_different_work_has_a_section_each_that_says_whose_it_is() ->
     two = pl.concat([two, two.with_columns(model=pl.lit("sdxl"), run_id=pl.col("run_id") + "-b")])
     first, second = scaling.sections(TableBuilder(runs=two))
     assert (first.title, second.title) == ("Scaling over GPUs: sd15_inpaint", "Scaling over GPUs: sdxl")
-    assert first.answer.startswith("sd15_inpaint: 2 H200 reach 78.0 images/s")
+    assert first.answer.startswith("SD 1.5 inpainting fine-tune: 2 H200 reach 78.0 images/s")
     ids = [each.id for found in (first, second) for each in (*found.tables, *found.figures)]
     assert len(ids) == len(set(ids))
