@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from inpaint_bench.core.config.bench import PREPARED, BenchConfig
+from inpaint_bench.core.config.bench import PREPARED, BenchConfig, ModelConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import replacing
 from inpaint_bench.core.records import read_record
@@ -319,6 +319,13 @@ class CacheDescription(msgspec.Struct, kw_only=True):
     encoding_s: float  # time for all images, without compilation
     device: str
     bytes: dict[str, int]  # by array
+    networks: dict[str, Any] | None = None  # `frozen_settings`; null, too: of an earlier version
+
+
+def frozen_settings(model: ModelConfig) -> dict[str, Any] | None:
+    """Return what decides the frozen networks of random weights; None for a folder's, known only when it is loaded."""
+    names = ("dtype", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
+    return {name: getattr(model, name) for name in names} if model.weights is None else None
 
 
 def data_inputs(bench: BenchConfig, identity: str) -> dict[str, Any]:
@@ -345,11 +352,19 @@ def read_description(folder: Path) -> CacheDescription | None:
         raise UserError(f"{error}; remove the folder and prepare the cache again") from None
 
 
-def check_caches(root: Path, inputs: Mapping[str, Any]) -> None:
-    """Raise UserError if no cache of the dataset at `root` has these inputs, of all that it was computed from."""
-    folder = root / CACHES
-    if not any(not _differences(cache, inputs) for cache in _read_all(folder)):
+def check_caches(root: Path, inputs: Mapping[str, Any], model: ModelConfig) -> None:
+    """Raise UserError if no cache of the dataset at `root` has these inputs and frozen networks like the model's."""
+    folder, settings = root / CACHES, frozen_settings(model)
+    fitting = [cache for cache in _read_all(folder) if not _differences(cache, inputs)]
+    if not fitting:
         raise UserError(describe_mismatch(folder, inputs))
+    if settings and all(cache.networks not in (None, settings) for cache in fitting):
+        own = fitting[0].networks or {}
+        parts = [f"model.{name}" for name, value in settings.items() if own.get(name) != value]
+        raise UserError(
+            f"{folder}: no cache fits model={model.name}; that of {fitting[0].key} was made with another "
+            f"{', '.join(parts)}. `prepare ... prepare.caches=true` with these settings creates one"
+        )
 
 
 def describe_mismatch(folder: Path, inputs: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from inpaint_bench.core.records import write_record
 from inpaint_bench.core.schema import PRODUCER
 from inpaint_bench.core.signals import defer_signals
 from inpaint_bench.data.loader import start_method
-from inpaint_bench.data.prepared import CACHES, DESCRIPTION, CacheDescription, read_description
+from inpaint_bench.data.prepared import CACHES, DESCRIPTION, CacheDescription, frozen_settings, read_description
 from inpaint_bench.data.samples import Samples
 from inpaint_bench.data.source import Source
 
@@ -85,6 +85,7 @@ def build_cache(
             encoding_s=round(encoding_s, 3),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             bytes={path.stem: path.stat().st_size for path in sorted(new.glob("*.npy"))},
+            networks=frozen_settings(bench.model),
         )
         write_record(new / DESCRIPTION, description)
     return folder, description

@@ -165,4 +165,4 @@ def _check_data(bench: BenchConfig) -> None:
         if not manifest.split.validation and bench.workload.validates:
             refuse_unsplit(manifest.num_images, bench.data)
         if bench.recipe.cache_image or bench.recipe.cache_masked or bench.recipe.cache_text:
-            check_caches(root, data_inputs(bench, manifest.identity))
+            check_caches(root, data_inputs(bench, manifest.identity), bench.model)
