@@ -55,7 +55,7 @@ class TestData:
         assert "000003.jpg is missing" in refused(*given)
 
     def test_caches_of_another_model(self, refused, tmp_path: Path) -> None:
-        """Regression: three jobs loaded a network of 48 GB before they found that no cache was of its VAE."""
+        """Regression: three jobs built FLUX before they found that no cache was of its VAE."""
         own = ("model=tiny_flux_fill", "data.resolution_px=64", "data.num_images=8", "recipe=cpu")
         root = prepared(tmp_path / "set", *own, "prepare.caches=true", "prepare.formats=[files]")
         given = (own[0], "data=prepared", f"data.root={root}", "recipe.cache_image=true", "recipe.cache_text=true")
