@@ -121,7 +121,7 @@ def _short(recipe: str) -> str:
     if len(levers) < FEWEST:
         return recipe
     words, others = _words(levers)
-    if words and (words[-1] in _WORDS or not others):
+    if words and (words != levers[:1] or not others):
         return "+".join(words)
     # The name of a bundle alone would be that of another recipe.
     parts = [*words, *others]

@@ -25,7 +25,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.workloads import declarations
 
-from .measured_cells import LOSSES, committed_runs
+from .measured_cells import LOSSES_ENDING, committed_runs
 from .results_tables import DASH, LEVERS, Figure, header, row, wrap
 
 PLAN, TARGET = ROOT / "benchmarks" / "campaign.tsv", ROOT / "docs" / "campaign.md"
@@ -37,7 +37,7 @@ HEAD = (
     "**complete** may have missed its goal (`must`: at least, `aim`: hoped for). A command makes one run of a "
     "row: put in your `gpu=`, repeat it with `seed=1`, `seed=2`, on other cards and in another order. `photos` are "
     "[yours](tutorial_gpu.md#4-your-photographs), `prepared` made of them by `prepare` with `prepare.caches=true`, "
-    "once for each `model=`, and each `model.dtype=` beside it."
+    "once for each `model=` and `model.dtype=`."
 )
 KEYS = ("workload", "model", "batch", "gpus", "resolution_px")
 SHOWN = ("row", "cell", "plan", "done", "images/s", "J/image", "missing", "datasets")
@@ -79,7 +79,7 @@ def select(line: Line, runs: pl.DataFrame) -> dict[str, pl.DataFrame]:
     tests += [pl.col("levers") == "+".join(sorted(lever_names(line["recipe"])))] if line["recipe"] else []
     # A run with position tokens does other work; where the model has none, the command does not say so.
     tests += [pl.col("overrides").str.contains(NO_TOKENS, literal=True)] if NO_TOKENS in line["command"] else []
-    tests += [pl.col("dataset").str.ends_with(LOSSES) == line["goal"].startswith("losses")]
+    tests += [pl.col("dataset").str.ends_with(LOSSES_ENDING) == line["goal"].startswith("losses")]
     matching = runs.filter(*tests, pl.col("dataset") >= line["since"], pl.sql_expr(line["where"] or "valid"))
     return {gpu: matching.filter(gpu=gpu) for gpu in sorted(matching["gpu"].unique(), key=gpu_order)} or {
         DASH: matching

@@ -23,7 +23,7 @@ from analysis.dataset import open_dataset
 from inpaint_bench.core.estimates import memory, rates
 
 RESULTS = Path(__file__).parent / "results"
-LOSSES = "-losses"  # how the names of datasets for losses end
+LOSSES_ENDING = "-losses"  # how the names of datasets for losses end
 ERRORS = ("kind", "what", "predicted", "reference")
 
 
@@ -94,7 +94,7 @@ def committed_runs() -> Iterator[tuple[str, pl.DataFrame]]:
 
 def measured_runs() -> Iterator[tuple[str, pl.DataFrame]]:
     """Yield the runs whose rates count: trainings whose losses are compared share a card, or have no warm-up."""
-    return ((name, runs) for name, runs in committed_runs() if not name.endswith(LOSSES))
+    return ((name, runs) for name, runs in committed_runs() if not name.endswith(LOSSES_ENDING))
 
 
 def write_tables() -> list[str]:

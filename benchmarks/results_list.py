@@ -69,12 +69,12 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="SD 1.5 inpainting by batch, on several cards",
         datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES, TWO_GPUS),
-        text="No location tokens. Windows of 10 to 31 s; one run of `tuned_hopper` at 16 has the poster's 103,600 "
-        "images, 598 s at 173.1 to 173.6 images/s in each minute. Cards of 50 to 68 °C held different clocks under the "
-        "power cap; rates per GHz are equal within 2 %. `baseline` at 4 is not steady on one card: the host launches "
+        text="No location tokens. One run of `tuned_hopper` at 16 has the poster's "
+        "103,600 images, 598 s at 173.1 to 173.6 images/s in each minute. Cards of 50 to 68 °C held different clocks "
+        "under the power cap; rates per GHz are equal within 4 %. `baseline` at 4 is not steady: the host launches "
         "kernels too slowly.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(RATE, JOULES, *VRAM, BUSY, MFU, CLOCK),
+        figures=(RATE, JOULES, *VRAM, BUSY, MFU, CLOCK, Figure("start [s]", "setup_s", 0)),
         where=(pl.col("model") == "sd15_inpaint")
         & (pl.col("gpus") == 1)
         & pl.col("recipe").is_in(["baseline", "tuned_online", "tuned_hopper"]),
@@ -111,8 +111,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "`bf16_stochastic` all weights, `earlier_baseline+half+lora` is eager with adapters of rank 4. MFU is in "
         "percent of the bf16 peak: FP8 products count as the operations that they replace, recomputed operations do "
         "not count. Gradients: how far those of the first pass are from the same pass without levers, where both fit. "
-        "FP8 and bf16 ran on different cards at batch 16; "
-        "[losses](#do-bf16-weights-train-like-fp32-masters-and-fp8-products-like-bf16) of both. `frozen_fp8` and "
+        "[Losses of FP8](#do-bf16-weights-train-like-fp32-masters-and-fp8-products-like-bf16). `frozen_fp8` and "
         "`frozen_nf4` ran within 44 GiB, the memory of an A40; their rates are of an H200.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(Figure("images/s", "images_per_s", 2), JOULES, *VRAM, MFU, GRADIENTS),
@@ -143,7 +142,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL, whose adapters have rank 4; 512 px. "
         "The plain loops and SDXL encode images in every step, the others have caches. milabench publishes 53.8 to "
         "56.4 images/s of a plain loop of diffusers on an H200 at batch 32. NeMo's page trains SD 2 with `amp_fp16` "
-        "and states 64.0 images/s per GPU on nodes of eight H100s.",
+        "and states 64.0 images/s per GPU on nodes of eight H100s. SD 2 `baseline` at 16 is not steady on one card: "
+        "its host launches kernels too slowly.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, MFU),
         where=FINETUNED & pl.col("model").is_in(["sd2", "sdxl_inpaint", "sd35_medium"]),
@@ -187,7 +187,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="The poster's recipes, channels_last kept",
         datasets=("2026-11-28-h200-poster", "2026-11-28-h200-breadth", HEADLINES[0]),
         text="Photographs, encoders in the step. All 98 convolutions of the UNet keep the layout; "
-        "`no_channels_last` leaves the poster's four other levers. The poster's own batch of an H200 is 24.",
+        "`no_channels_last` leaves the poster's four other levers. The poster's own batch of an H200 is 24. "
+        "`poster_optimized` is not steady: the host launches kernels too slowly.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, Figure("waiting for data [%]", "data_wait_pct", 2), BUSY),
         where=pl.col("recipe").str.starts_with("poster"),
@@ -242,8 +243,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Two GPUs, gradients exchanged by copy engines",
         datasets=("2026-11-26-h200-two-gpus", "2026-11-28-h200-exchange", TWO_GPUS),
-        text="`exchange=peer_copies` beside `in_place`, DDP and one GPU, in turns on two pairs of cards, the first "
-        "with position tokens; its DDP, and the runs of 2026-11-26, were on others. Weak: in percent of twice the mean "
+        text="`exchange=peer_copies` beside `in_place`, DDP and one GPU, on two pairs of cards, the first with "
+        "position tokens; its DDP, and the runs of 2026-11-26, were on others. Weak: in percent of twice the mean "
         "rate of the cards alone.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(RATE, JOULES, Figure("weak [%]", "weak"), *VRAM, CLOCK),
@@ -253,8 +254,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Two GPUs: the plain loop, and SD 2 as NeMo trains it",
         datasets=(TWO_GPUS,),
-        text="DDP from photographs, encoders in the step. One of the two cards made 42.8 images/s with `baseline` "
-        "alone, and three others 63.9 to 64.2 with SD 2. NeMo's page has 1.95 times the rate on twice the nodes.",
+        text="DDP from photographs, encoders in the step. On one GPU `baseline` makes 42.6 to 42.8 images/s, and SD 2 "
+        "with `amp_fp16` 63.9 to 64.2. NeMo's page has 1.95 times the rate on twice the nodes.",
         rows={"model": "model", "recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, BUSY),
         where=(pl.col("gpus") == 2) & pl.col("recipe").is_in(["baseline", "baseline+amp_fp16"]),
@@ -273,11 +274,12 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="Two GPUs: FLUX.1 Fill",
         datasets=(TWO_GPUS,),
         text="Adapters, by DDP and by a pipeline, whose GPUs keep some of the blocks each, with four micro-batches. "
-        "One card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. Blocks are divided by their bytes: the first "
-        "GPU has 17 blocks and allocated 43.7 GiB, the second one 40 and 81.0.",
+        "One card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. Blocks were divided by their bytes then: the "
+        "first GPU had 17 blocks and allocated 43.7 GiB, the second one 40 and 81.0 (by the manifest); today it is "
+        "28 and 29. The runs of all weights found no caches of their VAE, which is fp32 too.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(Figure("images/s", "images_per_s", 2), JOULES, *VRAM, MFU),
-        where=(pl.col("model") == "flux_fill") & pl.col("valid"),
+        where=pl.col("model") == "flux_fill",
     ),
     Measured(
         title="Making images",
@@ -346,7 +348,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Denoisers: 2048 x 1366 pixels in patches on two GPUs",
         datasets=(TWO_GPUS,),
-        text="Ten of the 20 patches on each GPU. The second run was later, on a slower host.",
+        text="Ten of the 20 patches on each GPU. The second run was 21 minutes later, on a presumably slower host.",
         rows={"network": "model", "GPUs": "gpus"},
         figures=(Figure("images/s", "images_per_s", 2), PEAK),
         cases=PATCHES,

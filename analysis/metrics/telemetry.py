@@ -47,6 +47,7 @@ class Telemetry(Columns):
     hz: float = gpu_samples.DEFAULT_HZ
     counter_hz: float = gpu_samples.DEFAULT_HZ
     left_out: list[str] = field(default_factory=list)  # why columns with values have no figures
+    uncovered_pct: float = 0.0  # of the measure windows, by the rows of counters
 
 
 def measure(facts: Facts) -> Telemetry:
@@ -102,6 +103,7 @@ def measure(facts: Facts) -> Telemetry:
         counter_hz=counter_hz,
         energy=joules,
         left_out=left_out,
+        uncovered_pct=100 - counters.coverage_pct,
     )
 
 
@@ -176,20 +178,28 @@ class WeightedMean(NamedTuple):
     coverage_pct: float
 
 
-def find_counters(samples: pl.DataFrame, uuids: set[str], spans: list[Span]) -> Columns:
+@dataclass(frozen=True, kw_only=True)
+class Counters(Columns):
+    """The columns of the counters, and the share of the measure windows that rows of `sm_active_pct` cover."""
+
+    coverage_pct: float = 0.0
+
+
+def find_counters(samples: pl.DataFrame, uuids: set[str], spans: list[Span]) -> Counters:
     """Return the counters and their source from the samples of the run's GPUs, `uuids`."""
     own = samples.with_columns(pl.col("gpu_uuid", "nulls").cast(pl.String))
     own = own.filter(pl.col("gpu_uuid").is_in(sorted(uuids)))
     if own.is_empty():
         reason = "no samples_gpm of the run's GPUs"
-        return Columns(values={"counters_source": NONE}, reasons=dict.fromkeys(COUNTERS, reason))
+        return Counters(values={"counters_source": NONE}, reasons=dict.fromkeys(COUNTERS, reason))
     means = {name: _mean_of_counter(own, name, uuids, spans) for name in COUNTERS}
     values: dict[str, float | str | None] = {name: mean.value for name, mean in means.items()}
     values["counters_source"] = NONE if all(value is None for value in values.values()) else GPM
     reasons, needed = null_reasons(own["nulls"]), f"{MIN_COVERAGE_PCT:.0f} % are needed"
     for name, mean in means.items():
         reasons.setdefault(name, f"{GPM} counters cover {mean.coverage_pct:.0f} % of the measure windows, {needed}")
-    return Columns(values=values, reasons={name: reasons[name] for name in COUNTERS})
+    covered_pct = means["sm_active_pct"].coverage_pct
+    return Counters(values=values, reasons={name: reasons[name] for name in COUNTERS}, coverage_pct=covered_pct)
 
 
 def _mean_of_counter(samples: pl.DataFrame, name: str, uuids: set[str], spans: list[Span]) -> WeightedMean:

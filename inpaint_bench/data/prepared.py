@@ -319,11 +319,11 @@ class CacheDescription(msgspec.Struct, kw_only=True):
     encoding_s: float  # time for all images, without compilation
     device: str
     bytes: dict[str, int]  # by array
-    networks: dict[str, Any] | None = None  # `frozen_settings`; null, too: of an earlier version
+    networks: list[dict[str, Any]] = []  # settings that it was prepared with; earlier versions did not record them
 
 
 def frozen_settings(model: ModelConfig) -> dict[str, Any] | None:
-    """Return what decides the frozen networks of random weights; None for a folder's, known only when it is loaded."""
+    """Return the settings of frozen networks with random weights; None if a folder, not loaded yet, has the weights."""
     names = ("dtype", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
     return {name: getattr(model, name) for name in names} if model.weights is None else None
 
@@ -358,12 +358,13 @@ def check_caches(root: Path, inputs: Mapping[str, Any], model: ModelConfig) -> N
     fitting = [cache for cache in _read_all(folder) if not _differences(cache, inputs)]
     if not fitting:
         raise UserError(describe_mismatch(folder, inputs))
-    if settings and all(cache.networks not in (None, settings) for cache in fitting):
-        own = fitting[0].networks or {}
-        parts = [f"model.{name}" for name, value in settings.items() if own.get(name) != value]
+    if settings and all(cache.networks and settings not in cache.networks for cache in fitting):
+        known = [own for cache in fitting for own in cache.networks]
+        others = ([name for name, value in settings.items() if own.get(name) != value] for own in known)
+        nearest = ", ".join(f"model.{name}" for name in min(others, key=len))
         raise UserError(
-            f"{folder}: no cache fits model={model.name}; that of {fitting[0].key} was made with another "
-            f"{', '.join(parts)}. `prepare ... prepare.caches=true` with these settings creates one"
+            f"{folder}: no cache fits model={model.name}; the nearest was made with another {nearest}. "
+            "`prepare ... prepare.caches=true` with these settings creates one"
         )
 
 

@@ -54,7 +54,7 @@ class _ImagesWithMasks(Dataset[tuple[int, Tensor, Tensor]]):
 def build_cache(
     bench: BenchConfig, source: Source, device: torch.device, progress: Progress
 ) -> tuple[Path, CacheDescription]:
-    """Write the cache of `bench` into its data's folder, unless it exists. Return its folder and description.
+    """Write the cache of `bench` into its data's folder; one that exists gets the settings. Return folder, description.
 
     Raises UserError for a full disk. An unfinished cache is removed, however this ends.
     """
@@ -63,7 +63,11 @@ def build_cache(
     inputs = cache_inputs(bench, networks, source)
     root = expand_path(bench.data.root or "") / CACHES
     folder = root / cache_key(inputs)
+    settings = frozen_settings(bench.model)
     if existing := read_description(folder):
+        if settings and settings not in existing.networks:
+            existing.networks.append(settings)
+            write_record(folder / DESCRIPTION, existing)
         return folder, existing
     components = StepComponents(bench=bench, device=device, networks=networks, source=source)
     if device.type == "cuda":
@@ -85,7 +89,7 @@ def build_cache(
             encoding_s=round(encoding_s, 3),
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             bytes={path.stem: path.stat().st_size for path in sorted(new.glob("*.npy"))},
-            networks=frozen_settings(bench.model),
+            networks=[settings] if settings else [],
         )
         write_record(new / DESCRIPTION, description)
     return folder, description

@@ -34,8 +34,9 @@ def test_few_levers_are_spelt_out_and_many_are_named_by_words_that_a_reader_can_
 
 def test_the_name_of_a_bundle_alone_is_not_that_of_a_recipe_with_further_levers() -> None:
     """Regression: a pipeline of tuned_dit was called tuned_dit beside tuned_dit+attn_flash4."""
-    recipe = "tuned_dit+attn_flash4+accumulate=4+pipeline"
-    assert recipe_labels.short_names([recipe])[recipe] == "tuned_dit+attn_flash4 and 2 more"
+    for bundle in ("tuned_dit", "compiled"):
+        recipe = f"{bundle}+attn_flash4+accumulate=4+pipeline"
+        assert recipe_labels.short_names([recipe])[recipe] == f"{bundle}+attn_flash4 and 2 more"
 
 
 def test_recipes_of_the_same_words_are_told_apart_by_their_other_levers() -> None:

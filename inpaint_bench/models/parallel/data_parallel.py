@@ -192,15 +192,15 @@ class Pipeline(nn.Module):
         self._outputs: list[Tensor] = []  # those for the next rank
         self._graphs: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []  # text states, received, outputs
         blocks: list[nn.Module] = list(network.blocks)  # type: ignore[arg-type]
-        of_blocks = owners(costs, self.ranks)
+        rank_of = owners(costs, self.ranks)
         in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
         self._shared = [p for p in network.parameters() if id(p) not in in_blocks]
-        for number, (block, owner) in enumerate(zip(blocks, of_blocks, strict=True)):
+        for number, (block, owner) in enumerate(zip(blocks, rank_of, strict=True)):
             if owner != self.rank:
                 block.to("meta")
                 block._compiled_call_impl = None
-                receives = owner < self.rank == of_blocks[number + 1]
-                sends = owner > self.rank == of_blocks[number - 1]
+                receives = owner < self.rank == rank_of[number + 1]
+                sends = owner > self.rank == rank_of[number - 1]
                 block.forward = partial(self._instead, receives, sends)
         with torch.no_grad():
             for parameter in self._shared:

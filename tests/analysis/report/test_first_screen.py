@@ -45,7 +45,7 @@ ANSWERS = {
     "patches of 256 px, 2 at a time",
     "2026-11-23-h200-volumes": "On an H200, whole_head 128x128x128: 4.56 steps/s and 136 J/step",
     "2026-11-26-h200-losses": "tuned_hopper trains like tuned_hopper+bf16_master: over 500 steps and 3 seeds its ",
-    "2026-11-29-h200-two-gpus": "SD 1.5 inpainting fine-tune: 2 H200 reach 326 images/s: tuned_hopper"
+    "2026-11-29-h200-two-gpus": "SD 1.5 inpainting fine-tune, 512 px: 2 H200 reach 326 images/s: tuned_hopper"
     "+exchange_peer_copies 1.91 times 1 GPU",
     "2026-11-29-h200-plain-losses": "Take an H200, batch 16, recipe tuned_online: 91.0 images/s (1 run), 2.1 times ",
     "2026-11-26-h200-fp8-losses": "tuned_dit+fp8+attn_flash4 trains like tuned_dit+attn_flash4: over 150 steps and "

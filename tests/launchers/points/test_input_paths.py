@@ -62,12 +62,17 @@ class TestData:
         assert app.main(["launch", "-m", *last_given(*HERE, *given)]) == 0
         bf16 = ("model.dtype=bf16", "recipe=cpu+amp_bf16+half+lora")
         message = refused(*given, *bf16)
-        assert "no cache fits model=tiny_flux_fill; that of " in message
-        assert "was made with another model.dtype. `prepare ... prepare.caches=true` with these settings" in message
+        assert "no cache fits model=tiny_flux_fill; the nearest was made with another model.dtype. `prepare" in message
         assert "with another model.vae, model.text_encoder" in refused(*given, "model=tiny_inpaint")
+        # Settings that change no weight: the advised command finds the cache, and says so in it.
+        scaled = "model.vae.scaling_factor=0.2"
+        assert "another model.vae. " in refused(*given, scaled)
+        command = ("prepare", *own, scaled, "telemetry=none", "data=prepared", f"data.root={root}")
+        assert app.main([*last_given(*command), "data.num_images=null", "prepare.caches=true"]) == 0
+        assert app.main(["launch", "-m", *last_given(*HERE, *given, scaled)]) == 0
         (description,) = root.glob("cache/*/cache.json")
         record = json.loads(description.read_text())
-        assert record.pop("networks")["dtype"] == "fp32"
+        assert record.pop("networks")[0]["dtype"] == "fp32"
         description.write_text(json.dumps(record))  # as earlier versions wrote it: the job will tell
         assert app.main(["launch", "-m", *last_given(*HERE, *given, *bf16)]) == 0
 
