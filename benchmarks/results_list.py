@@ -13,6 +13,7 @@ from .results_sections import datasets, losses, profiles, sidecar
 from .results_tables import Figure, Measured, denoised, images, ladder, scaling
 
 RATE, JOULES = Figure("images/s", "images_per_s"), Figure("J/image", "joules_per_image")
+SMALL_RATE = Figure("images/s", "images_per_s", 2)
 VRAM = (
     Figure("VRAM peak, measured [GiB]", pl.col("vram_used_mib_peak") / 1024),
     Figure("VRAM peak, whole run [GiB]", pl.col("vram_run_mib_peak") / 1024),
@@ -27,18 +28,17 @@ PATCHES = denoised("results_denoise_patch", "images_per_s", "denoiser_predicted_
 STEPS = Figure("steps/s", "steps_per_s", 2), Figure("J/step", "joules_per_image", 0), *VRAM
 MADE_IMAGES = (
     Figure("seconds per batch", pl.col("batch") / pl.col("images_per_s"), 2),
-    Figure("images/s", "images_per_s", 2),
+    SMALL_RATE,
     Figure("J/image", "joules_per_image", 0),
     Figure("PSNR [dB]", "psnr_db"),
 )
 CLOCK = Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)
-FINETUNED = pl.col("workload").str.starts_with("finetune")
 TWO_GPUS = "2026-11-29-h200-two-gpus"
 HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
     "across": "batch",
-    "figures": (Figure("images/s", "images_per_s", 2),),
+    "figures": (SMALL_RATE,),
     "cases": PATCHES,
 }
 PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
@@ -114,7 +114,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "[Losses of FP8](#do-bf16-weights-train-like-fp32-masters-and-fp8-products-like-bf16). `frozen_fp8` and "
         "`frozen_nf4` ran within 44 GiB, the memory of an A40; their rates are of an H200.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(Figure("images/s", "images_per_s", 2), JOULES, *VRAM, MFU, GRADIENTS),
+        figures=(SMALL_RATE, JOULES, *VRAM, MFU, GRADIENTS),
         where=pl.col("model") == "flux_fill",
     ),
     Measured(
@@ -122,7 +122,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         datasets=("2026-11-26-h200-flux-1024",),
         text="The same, with four times as many tokens of an image.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(Figure("images/s", "images_per_s", 2), Figure("J/image", "joules_per_image", 0), *VRAM, MFU),
+        figures=(SMALL_RATE, Figure("J/image", "joules_per_image", 0), *VRAM, MFU),
     ),
     Measured(
         title="FLUX.2 klein, inpainting",
@@ -131,7 +131,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "of the masked image, 512 of text. The plain loop, `half+lora`, encodes images and texts in every step, the "
         "others have caches. `frozen_fp8` keeps frozen weights in 8 bits, so that 44 GiB are enough.",
         rows={"recipe": "recipe", "batch": "batch"},
-        figures=(Figure("images/s", "images_per_s", 2), Figure("J/image", "joules_per_image", 1), *VRAM, MFU),
+        figures=(SMALL_RATE, Figure("J/image", "joules_per_image", 1), *VRAM, MFU),
     ),
     Measured(
         title="Stable Diffusion 2, SDXL and Stable Diffusion 3.5",
@@ -146,7 +146,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "its host launches kernels too slowly.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, MFU),
-        where=FINETUNED & pl.col("model").is_in(["sd2", "sdxl_inpaint", "sd35_medium"]),
+        where=pl.col("model").is_in(["sd2", "sdxl_inpaint", "sd35_medium"]),
     ),
     Measured(
         title="Which GPU, which batch",
@@ -278,7 +278,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "first GPU had 17 blocks and allocated 43.7 GiB, the second one 40 and 81.0 (by the manifest); today it is "
         "28 and 29. The runs of all weights found no caches of their VAE, which is fp32 too.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
-        figures=(Figure("images/s", "images_per_s", 2), JOULES, *VRAM, MFU),
+        figures=(SMALL_RATE, JOULES, *VRAM, MFU),
         where=pl.col("model") == "flux_fill",
     ),
     Measured(
@@ -342,7 +342,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         text="20 patches of 512 px, which share 64 px with each neighbour, ten in a batch, each image drawn on the "
         "host and copied. A sibling of the page states 4.3 GB for DRUNet with ten such patches on each of two GPUs.",
         rows={"network": "model"},
-        figures=(Figure("images/s", "images_per_s", 2), PEAK),
+        figures=(SMALL_RATE, PEAK),
         cases=PATCHES,
     ),
     Measured(
@@ -350,7 +350,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         datasets=(TWO_GPUS,),
         text="Ten of the 20 patches on each GPU. The second run was 21 minutes later, on a presumably slower host.",
         rows={"network": "model", "GPUs": "gpus"},
-        figures=(Figure("images/s", "images_per_s", 2), PEAK),
+        figures=(SMALL_RATE, PEAK),
         cases=PATCHES,
     ),
     Measured(

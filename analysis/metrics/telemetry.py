@@ -47,7 +47,7 @@ class Telemetry(Columns):
     hz: float = gpu_samples.DEFAULT_HZ
     counter_hz: float = gpu_samples.DEFAULT_HZ
     left_out: list[str] = field(default_factory=list)  # why columns with values have no figures
-    uncovered_pct: float = 0.0  # of the measure windows, by the rows of counters
+    uncovered_pct: float = 0.0  # share of the measure windows that no row of the counters covers
 
 
 def measure(facts: Facts) -> Telemetry:

@@ -229,9 +229,14 @@ def key_text(row: Cell, name: str) -> str:
     return _TEXTS.get(name, str)(row[recipe_labels.COLUMN if name == "recipe" else name])
 
 
+def differing_work(cells: pl.DataFrame) -> list[str]:
+    """Return the keys of the work that differ between these cells."""
+    return [key for key in WORK_KEYS if cells[key].n_unique() > 1]
+
+
 def work_text(row: Cell, cells: pl.DataFrame) -> str:
     """Return what the work of a cell differs in from that of others: `256 px`; empty if all do the same."""
-    return ", ".join(filter(None, (key_text(row, key) for key in WORK_KEYS if cells[key].n_unique() > 1)))
+    return ", ".join(filter(None, (key_text(row, key) for key in differing_work(cells))))
 
 
 def add_series(table: pl.DataFrame) -> pl.DataFrame:

@@ -54,8 +54,9 @@ class _ImagesWithMasks(Dataset[tuple[int, Tensor, Tensor]]):
 def build_cache(
     bench: BenchConfig, source: Source, device: torch.device, progress: Progress
 ) -> tuple[Path, CacheDescription]:
-    """Write the cache of `bench` into its data's folder; one that exists gets the settings. Return folder, description.
+    """Write the cache of `bench` into its data's folder. Return its folder and description.
 
+    If it exists, only the settings of the networks are added to its description.
     Raises UserError for a full disk. An unfinished cache is removed, however this ends.
     """
     torch.manual_seed(FROZEN_SEED)

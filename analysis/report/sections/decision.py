@@ -141,7 +141,7 @@ def _equal_work(cells: pl.DataFrame, cell: Cell, loop: Cell | None) -> str:
 
 
 def _at_batch(cell: Cell, other: Cell) -> str:
-    """Return the batch of a cell, if it is not that of the other."""
+    """Return ` at batch 16` if the batch of a cell differs from the batch of another cell, else nothing."""
     return "" if cell["batch"] == other["batch"] else f" at batch {cell['batch']}"
 
 

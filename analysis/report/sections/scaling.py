@@ -15,7 +15,7 @@ from analysis.report.estimate import Estimate
 from analysis.report.figures import base, svg
 from analysis.report.figures.by_batch import interval_note
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
-from analysis.stats.cells import CELL_KEYS, WORK_KEYS, Cell, compare, key_text, work_text
+from analysis.stats.cells import CELL_KEYS, WORK_KEYS, Cell, compare, differing_work, key_text, work_text
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 
@@ -72,21 +72,25 @@ def sections(build: TableBuilder) -> list[Section]:
 def _section(build: TableBuilder, all_series: list[Series], suffix: str) -> Section:
     """Return the section of one kind of work, which it names beside other work."""
     cell = all_series[0].cells[0]
-    work, varying = work_text(cell, build.cells), [key for key in WORK_KEYS if build.cells[key].n_unique() > 1]
-    said = [names.work(cell["workload"], [cell["model"]])] if {"workload", "model"} & {*varying} else []
-    said += [key_text(cell, key) for key in varying if key not in ("workload", "model")]
-    title = ": ".join(filter(None, ["Scaling over GPUs", work]))
+    title = ": ".join(filter(None, ["Scaling over GPUs", work_text(cell, build.cells)]))
     published = [] if suffix else [nemo.scaling(build), nemo.gpu_comparison(build)]
     return Section(
         title=title,
         kind="scaling over GPUs",
         studied=cell["workload"],
-        answer=": ".join(filter(None, [", ".join(filter(None, said)), _answer(all_series)])),
+        answer=": ".join(filter(None, [_named_work(cell, build.cells), _answer(all_series)])),
         best=f"{number(max((cell[_RATE] for series in all_series for cell in series.cells), default=None))} images/s",
         paragraphs=[_METHOD, *(series.worth() for series in all_series)],
         tables=[_table(build, all_series, title, suffix), _communication(build, all_series, suffix), *published],
         figures=[_figure(all_series, suffix)],
     )
+
+
+def _named_work(cell: Cell, cells: pl.DataFrame) -> str:
+    """Return `work_text` with names for people: `SD 1.5 inpainting fine-tune, 256 px`."""
+    keys, model = differing_work(cells), ("workload", "model")
+    texts = [names.work(cell["workload"], [cell["model"]])] if {*model} & {*keys} else []
+    return ", ".join(filter(None, [*texts, *(key_text(cell, key) for key in keys if key not in model)]))
 
 
 def _answer(all_series: list[Series]) -> str:

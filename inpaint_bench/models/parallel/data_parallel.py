@@ -179,8 +179,7 @@ class Pipeline(nn.Module):
     """The network of all ranks, called with the rows of this one. One backward pass follows each forward pass."""
 
     def __init__(self, network: nn.Module, micro_batch_size: int, costs: Sequence[int]) -> None:
-        """Keep this rank's blocks of the network, which have these costs; `micro_batch_size` rows of each rank travel
-        together.
+        """Keep this rank's share of the blocks, by their costs. `micro_batch_size` rows of each rank travel together.
 
         Raises UnavailableError if there are too few blocks.
         """
