@@ -56,7 +56,7 @@ def profiles() -> Iterator[str]:
 def _plain() -> str:
     """Return how far the losses of `tuned_online` are from those of the plain loop, as a sentence.
 
-    `loss_curves` needs two seeds and equal data. These runs have one seed; one read photographs, the other prepared ones.
+    `loss_curves` needs two seeds and equal data. These runs have one seed; one read photographs, one prepared ones.
     """
     dataset = open_dataset(PLAIN)
     rows = dataset.rows("steps").join(dataset.runs[["run_id", "recipe"]], "run_id").drop_nulls("loss")
