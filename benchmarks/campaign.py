@@ -1,11 +1,11 @@
-"""Write docs/campaign.md, the planned and done runs: `python -m benchmarks.campaign [--check | --queue GPU]`.
+"""Write docs/campaign.md, the planned and done runs: `python -m benchmarks.campaign [--check | --queue GPU [GPUS]]`.
 
 campaign.tsv is the plan. A line names a cell by columns of runs.parquet; an empty column takes any value. `model` is
 the first word of that column, `recipe` means its set of levers, `where` is a condition in SQL (default: valid), and
 datasets before `since` do not count. Datasets of losses count only if the goal begins with "losses". `n` runs on
 `cards` cards of one type are planned, of `minutes` each. --check only tells whether the page is stale. --queue prints a
-line for each cell that lacks runs on one h100 or h200, as `queue.sh` takes them; `shuf` gives a random order, and
-`photos` and `prepared` have to lie in the root of the repository.
+line for each cell that lacks runs on so many h100 or h200 (default 1), as `queue.sh` takes them; `shuf` gives a random
+order, and `photos` and `prepared` have to lie in the root of the repository.
 """
 
 import shlex
@@ -91,15 +91,15 @@ def missing(line: Line, same: pl.DataFrame) -> tuple[int, int]:
     return max(0, line["n"] - same.height), max(0, line["cards"] - same.select(RUN_COUNTS["cards"]).item())
 
 
-def queue(gpu: str) -> Iterator[str]:
-    """Yield name and arguments of a run on one card of this type, for each cell that lacks one."""
+def queue(gpu: str, gpus: str = "1") -> Iterator[str]:
+    """Yield name and arguments of a run on so many cards of this type, for each cell of them that lacks one."""
     runs = read_runs().filter(gpu=gpu)
     numbers: Counter[str] = Counter()
     for line in read_plan():
         numbers[line["part"]] += 1
         own = next(iter(select(line, runs).values()))
         arguments = line["command"].partition("gpu=h200 ")[2]
-        if any(missing(line, own)) and line["gpus"] in ("", "1"):
+        if any(missing(line, own)) and (line["gpus"] or "1") == gpus:
             yield f"{line['part'].split()[0].lower()}-{numbers[line['part']]} {arguments}"
 
 
@@ -141,11 +141,12 @@ def page() -> str:
 
 
 def main() -> int:
-    if sys.argv[1:] in (["--queue", "h100"], ["--queue", "h200"]):
-        print(*queue(sys.argv[2]), sep="\n")
-        return 0
-    if sys.argv[1:] not in ([], ["--check"]):
-        raise UserError(f"{shlex.join(sys.argv[1:])}: no such option; there are --check, --queue h100 and --queue h200")
+    match sys.argv[1:]:
+        case ["--queue", "h100" | "h200" as gpu, *gpus] if gpus in ([], ["1"], ["2"], ["4"]):
+            print(*queue(gpu, *gpus), sep="\n")
+            return 0
+        case [_, *_] as arguments if arguments != ["--check"]:
+            raise UserError(f"{shlex.join(arguments)}: no such option; there are --check, and --queue h100|h200 [1|2|4]")
     text = page()
     if not sys.argv[1:]:
         TARGET.write_text(text, encoding="utf-8")

@@ -40,12 +40,13 @@ def test_queue_has_a_line_for_each_cell_that_lacks_a_run(monkeypatch, runs):
     plan[1]["command"] = "inpaint-bench launch -m site=local gpu=h200 recipe=tuned_hopper+ema 'a=[1]'"
     monkeypatch.setattr(campaign, "read_plan", lambda: [*plan, plan[1] | {"gpus": "2"}])
     assert list(campaign.queue("h200")) == ["some-2 recipe=tuned_hopper+ema 'a=[1]'"]
+    assert list(campaign.queue("h200", "2")) == ["some-3 recipe=tuned_hopper+ema 'a=[1]'"]
 
 
 def test_an_option_that_is_none_writes_no_page(monkeypatch, tmp_path):
     monkeypatch.setattr(campaign, "TARGET", tmp_path / "campaign.md")
     monkeypatch.setattr("sys.argv", ["campaign", "--chek"])
-    with pytest.raises(UserError, match="--chek: no such option; there are --check, "):
+    with pytest.raises(UserError, match="--chek: no such option; there are --check, and --queue h100"):
         campaign.main()
     assert not campaign.TARGET.exists()
 
