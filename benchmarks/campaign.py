@@ -146,7 +146,9 @@ def main() -> int:
             print(*queue(gpu, *gpus), sep="\n")
             return 0
         case [_, *_] as arguments if arguments != ["--check"]:
-            raise UserError(f"{shlex.join(arguments)}: no such option; there are --check, and --queue h100|h200 [1|2|4]")
+            raise UserError(
+                f"{shlex.join(arguments)}: no such option; there are --check, and --queue h100|h200 [1|2|4]"
+            )
     text = page()
     if not sys.argv[1:]:
         TARGET.write_text(text, encoding="utf-8")

@@ -74,6 +74,7 @@ _BY_SIGNAL = re.compile(r"\d+:[1-9]\d*|(10|12|129|1[3-9]\d):0")
 ALIVE_S = 300.0  # a process that has written a file since then is alive
 # The worker rewrites the manifest every few seconds while steps run, but building and compiling take minutes.
 STALE_MANIFEST_S = 600.0
+GONE_S = 7200.0  # what has not been written for so long belongs to no live process, on whatever machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,9 +248,9 @@ def resolve_attempt_state(
     `refused` is sbatch's error message. `scheduler` is None if the scheduler was not queried or did not answer, for
     `no_answer_reason`.
     """
-    if refused and not submitted:
-        return _failed(Reason.NEVER_STARTED, refused)
     manifest, state = artifacts.manifest, scheduler.state if scheduler else None
+    if refused and not submitted and manifest is None:
+        return _failed(Reason.NEVER_STARTED, refused)
     phase = scheduler.meaning.phase if scheduler else None
     in_queue = scheduler and phase in (PointState.QUEUED, PointState.RUNNING) and not scheduler.unlisted
     if artifacts.unreadable and not in_queue:
@@ -299,10 +300,10 @@ def _from_failed_job(scheduler: SchedulerState, artifacts: RunArtifacts, cancell
     if manifest and manifest.status == Status.COMPLETED:
         message = f"the manifest says completed, the scheduler {scheduler.state} ({detail})".removesuffix(" ()")
         completed = _from_manifest(manifest, COMPLETED, artifacts, None)
-        # The last act of a worker is the final manifest, so the signal came after it.
-        by_signal = reason is Reason.APP_ERROR and _BY_SIGNAL.fullmatch(scheduler.exit_code)
-        if by_signal and completed.state is PointState.COMPLETED:
-            return replace(completed, message=f"{message}: a signal ended its process after the run")
+        # The last act of a worker is the final manifest, so Slurm ended the job after it: a process hung as it closed.
+        ended_by_slurm = reason is not Reason.APP_ERROR or _BY_SIGNAL.fullmatch(scheduler.exit_code)
+        if ended_by_slurm and completed.state is PointState.COMPLETED:
+            return replace(completed, message=f"{message}: its process was ended after the run")
         return _failed(reason, message)
     # Slurm itself ended the job (TIMEOUT, NODE_FAIL, ...), so its reason outweighs the one in the manifest.
     if reason is not Reason.APP_ERROR:
@@ -310,7 +311,10 @@ def _from_failed_job(scheduler: SchedulerState, artifacts: RunArtifacts, cancell
     if artifacts.damage:
         return _failed(Reason.LOST, f"{artifacts.damage} ({detail})")
     if manifest is None:
-        return _failed(Reason.NEVER_STARTED, f"the job failed, and {_missing(artifacts)} ({detail})")
+        cause = ""
+        if scheduler.exit_code == "0:53":
+            cause = ": Slurm could not open its log; the sweep directory is missing there, or cannot be written"
+        return _failed(Reason.NEVER_STARTED, f"the job failed, and {_missing(artifacts)} ({detail}){cause}")
     # The worker had no time to write how it ended, for example after SIGKILL.
     if manifest.status == Status.RUNNING:
         lost = f"its process died ({detail}); {_progress(manifest)}".removesuffix("; ")

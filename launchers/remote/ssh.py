@@ -103,19 +103,26 @@ class SshConnection:
         return self.startup_problem() or last_lines(done.stderr) or f"exit code {done.returncode}"
 
     def startup_problem(self) -> str | None:
-        """Return what a startup file of a shell at the site does to commands, and the cure. It takes a login."""
+        """Return what a startup file of a shell at the site does to commands, and the cure. It takes a login.
+
+        An account that may run nothing, as with an expired password, ends a command too, and says why.
+        """
         script = f"echo {MARK}; {login('cat')}"
         try:
-            _, shell, rest = self.run(script, stdin=PROBE).stdout.partition(MARK_LINE[1:])
+            done = self.run(script, stdin=PROBE)
         except UnreachableError:
             return None
+        _, shell, rest = done.stdout.partition(MARK_LINE[1:])
         _, profile, stdin = rest.partition(MARK_LINE)
         if stdin == PROBE:
             return None
         problem = "reads the standard input of commands" if profile else "ends or replaces it before it runs a command"
         names = "~/.bash_profile, ~/.profile, ~/.bashrc" if shell else "~/.bashrc"
         cure = "put those lines there between `if [ -t 0 ]; then` and `fi`, so that only a terminal gets them"
-        return f"a startup file of your shell on {self.host} ({names} or one of the site's) {problem}; {cure}"
+        sentence = f"a startup file of your shell on {self.host} ({names} or one of the site's) {problem}; {cure}"
+        if not shell and (printed := last_lines(done.stdout.replace(PROBE, b"") + b"\n" + done.stderr)):
+            return f"{self.host} printed {printed!r} and ran no command; if that does not say why, {sentence}"
+        return sentence
 
     def _ssh(self, *, master: bool = False, interactive: bool = False) -> list[str]:
         # Without forwardings, local commands and terminals, whatever the user's configuration says for this host: they

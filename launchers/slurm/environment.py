@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,9 @@ _JOB_VARIABLES = (
     *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),
 )
 
+# How Slurm's commands reach its controller: https://slurm.schedmd.com/squeue.html
+_TO_CONTROLLER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET")
+
 # What sbatch would read from the shell, by option, and the keys that do the same
 _KEYS = {
     "account": "sites.{site}.account.value",
@@ -31,6 +34,8 @@ _KEYS = {
     "timelimit": "time_min",
 }
 _READ = re.compile("SLURM_CLUSTERS|SBATCH_(?!(ARRAY_INX|DEBUG|IGNORE_PBS|WAIT)$)[A-Z0-9_]+")
+
+_DEFAULT_CONF = "/etc/slurm/slurm.conf"
 
 
 def unused_settings(site: SiteConfig, gpu: str, script: str) -> dict[str, str]:
@@ -57,10 +62,31 @@ def job_environment() -> dict[str, str]:
 
 
 def slurm_environment(site: SiteConfig) -> dict[str, str]:
-    """Return the environment for Slurm's commands at one site: no variables of other jobs, and its SLURM_CONF."""
-    # Read here, because job_environment() drops SLURM_CONF with all other variables of Slurm.
-    conf = site.connect.slurm_conf or os.environ.get("SLURM_CONF")
-    return job_environment() | ({"SLURM_CONF": conf} if conf else {})
+    """Return the environment for Slurm's commands at one site: of Slurm's variables those alone that lead to it."""
+    own = {name: os.environ[name] for name in _TO_CONTROLLER if os.environ.get(name)}
+    return job_environment() | own | ({"SLURM_CONF": site.connect.slurm_conf} if site.connect.slurm_conf else {})
+
+
+def shell_conf(site: SiteConfig) -> str | None:
+    """Return the SLURM_CONF by which a shell chooses a site's cluster; None if none does: the site file, or a job."""
+    chosen = site.connection.submits_here and not site.connect.slurm_conf and "SLURM_JOB_ID" not in os.environ
+    return os.environ.get("SLURM_CONF", "") if chosen else None
+
+
+def other_conf(site: SiteConfig, submitted: Iterable[str | None]) -> str | None:
+    """Say that jobs were submitted by other values of `shell_conf` than this shell's: another Slurm may not know them.
+
+    A file that is gone was moved, and is not compared.
+    """
+    here = shell_conf(site)
+    for conf in {conf for conf in submitted if None not in (conf, here)}:
+        files = [Path(text or _DEFAULT_CONF) for text in (conf, here)]
+        if conf != here and files[0].resolve() != files[1].resolve() and (not conf or files[0].exists()):
+            return (
+                f"its jobs were submitted with {f'SLURM_CONF={conf}' if conf else 'no SLURM_CONF'}, and this shell has "
+                f"{f'SLURM_CONF={here}' if here else 'none'}, perhaps of another cluster: set it as it was"
+            )
+    return None
 
 
 def at_cluster(site: SiteConfig, command: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 SAVE_TIMEOUT_S = 900.0  # for the checkpoint of a job that is stopped: 10 GB for SD 1.5, on a slow disk
 QUIT_TIMEOUT_S = 15.0  # for jobs that save nothing any more
+_FIRST_NAMESPACE = "4026531836"  # PROC_PID_INIT_INO of Linux: outside of containers
 
 
 def visible_gpus() -> list[str]:
@@ -113,7 +115,7 @@ def run_points(groups: Sequence[Group], ledger: Ledger, code: Path) -> None:
                     started_s = time.monotonic()
                     running.append(_Running(point=point, position=position, job=job, slots=taken, started_s=started_s))
                     unstarted.remove(point)
-                    job_id = f"pid:{job.job_id}@{socket.gethostname()}"
+                    job_id = f"pid:{job.job_id}@{machine()}"
                     ledger.append(Submitted(group=point.group, job_id=job_id, attempts=[(point.num, point.attempt)]))
                     overrides = " ".join(point.overrides)
                     log.info(f"{position} point {point.num} on {point.site.name}: {overrides}")
@@ -162,10 +164,18 @@ def _await_end(running: Sequence[_Running], timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
+def machine() -> str:
+    """Return the host, with the namespace of process ids in a container, which may share the host's name."""
+    with contextlib.suppress(OSError):
+        namespace = re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))
+        return socket.gethostname() + ("" if namespace == _FIRST_NAMESPACE else f"-{namespace}")
+    return socket.gethostname()
+
+
 def process_id(job_id: str) -> int | None:
     """Return the process id in a local job's id; None if the job is on another machine."""
     pid, _, host = job_id.removeprefix("pid:").partition("@")
-    return int(pid) if host == socket.gethostname() else None
+    return int(pid) if host == machine() else None
 
 
 def is_alive(pid: int) -> bool:

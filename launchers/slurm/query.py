@@ -42,6 +42,8 @@ _NOISE = re.compile(
     rb"|(?!.*\b(error|fatal)\b).*\b(warning|info|debug\d?): ).*$"
 )
 _ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[=>])")
+# sacct says so for good: it will never know how a job ended.
+_NO_ACCOUNTING = "accounting storage is disabled"
 # Slurm's reasons why a job ended. Others are those that it waited for before.
 _END_REASON = r"(Non|Raised|Time|Out|Inactive|Node|PartitionDown|Burst|System|JobLaunch|DeadLine|BadC|Constr|Inval).*"
 
@@ -58,6 +60,7 @@ class SlurmReply:
     sacct: str = NOT_ASKED
     owner: str | None = None  # another user, whose jobs Slurm may hide
     foreign: Mapping[str, str] = field(default_factory=dict)  # names of foreign jobs by array id
+    twins: Mapping[str, str] = field(default_factory=dict)  # names of recorded arrays by id of another one with it
     error: str | None = None  # why the site could not be queried at all
 
     @property
@@ -126,14 +129,17 @@ def query_jobs(
             if array in names.unclear or array in names.cancelled or job_id in queued:
                 continue  # the next poll decides
             if state is None:
-                states[job_id] = left if sacct != OK else _DROPPED if array in recorded else SchedulerState(state=None)
+                gone = _DROPPED if array in recorded else SchedulerState(state=None)
+                states[job_id] = gone if sacct == OK or _NO_ACCOUNTING in sacct else left
             # A pending task that is cancelled leaves the list of its array, and sacct may print the list of before.
             elif state.state == "PENDING" and array in active:
                 states[job_id] = _DROPPED
             elif state.meaning.phase in (PointState.QUEUED, PointState.RUNNING):
                 states[job_id] = replace(state, unlisted=True)
-    foreign = names.foreign
-    return SlurmReply(states=states, steps=steps or {}, squeue=squeue, sacct=sacct, owner=owner, foreign=foreign)
+    return SlurmReply(
+        states=states, steps=steps or {}, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign,
+        twins=names.twins,
+    )  # fmt: skip
 
 
 _DROPPED = SchedulerState(state=DROPPED, detail="Slurm lists the rest of its array without it")
@@ -147,6 +153,7 @@ class _KnownNames:
         self._jobs = jobs
         self.foreign: dict[str, str] = {}
         self.renamed: dict[str, str] = {}  # foreign names by job id as listed
+        self.twins: dict[str, str] = {}  # own names by the id of an array that is not recorded
         self.cancelled: set[str] = set()  # arrays that squeue lists as one job
         self.unclear: set[str] = set()  # arrays with a row that does not say whose or which tasks it is about
 
@@ -154,6 +161,8 @@ class _KnownNames:
         """Return whether a listed job belongs to this sweep; record one that only has an id of it."""
         array = array_id(job_id)
         if array not in self._names:
+            if name in self._names.values() and not SchedulerState(state=_name(state)).ended:
+                self.twins[array] = name
             return False
         if "." in job_id and "[" not in job_id:  # a step, whose job has to be there too
             self.unclear.add(array)
@@ -189,13 +198,17 @@ def array_id(job_id: str) -> str:
     return re.split(r"[_.+]", job_id, maxsplit=1)[0]
 
 
+def _squeue(owner: str | None = None) -> list[str]:
+    """Return squeue of one user. -a: without it, jobs in partitions that are hidden from the user are left out."""
+    return ["squeue", *(["-u", owner] if owner else ["--me"]), "-a", "-h"]
+
+
 def _query_squeue(
     site: SiteConfig, owner: str | None, names: _KnownNames
 ) -> tuple[dict[str, SchedulerState] | None, str]:
-    user = ["-u", owner] if owner else ["--me"]
     # -r: a row per array task; -t all: also jobs that ended a few minutes ago.
     columns = ("%i", "%T", "%r", "%N", "%S", "%e", "%l", "%j")
-    rows, result = _rows(site, ["squeue", *user, "-h", "-r", "-t", "all", "-o", "|".join(columns)], len(columns))
+    rows, result = _rows(site, [*_squeue(owner), "-r", "-t", "all", "-o", "|".join(columns)], len(columns))
     if rows is None:
         return None, result
     states: dict[str, SchedulerState] = {}
@@ -275,7 +288,7 @@ def _state(command: str, text: str, exit_code: str, reason: str, node: str) -> S
 def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tuple[dict[str, str], SlurmReply]:
     """Return the ids of arrays by job name, and the commands' results: if both answered, no other was submitted."""
     joined, since = ",".join(names), _since(since_unix)
-    queued, squeue = _rows(site, ["squeue", "--me", "-h", "-t", "all", "-n", joined, "-o", "%F|%j"], 2)
+    queued, squeue = _rows(site, [*_squeue(), "-t", "all", "-n", joined, "-o", "%F|%j"], 2)
     ended, sacct = _rows(site, ["sacct", "-X", "-P", "-n", *since, f"--name={joined}", "-o", "JobID,JobName"], 2)
     arrays = {name: array_id(job_id) for job_id, name in [*(ended or []), *(queued or [])]}
     return arrays, SlurmReply(squeue=squeue, sacct=sacct)
@@ -283,7 +296,7 @@ def find_arrays(site: SiteConfig, names: Iterable[str], since_unix: float) -> tu
 
 def jobs_named(site: SiteConfig, prefix: str) -> tuple[list[tuple[str, str, bool]] | None, str]:
     """Return id, name and whether it has not ended of every job in squeue whose name begins so, and squeue's result."""
-    rows, result = _rows(site, ["squeue", "--me", "-h", "-r", "-t", "all", "-o", "%i|%T|%j"], 3)
+    rows, result = _rows(site, [*_squeue(), "-r", "-t", "all", "-o", "%i|%T|%j"], 3)
     if rows is None or result != OK:
         return None, result
     jobs = [(row_id, SchedulerState(state=state), name) for row_id, state, name in rows if name.startswith(prefix)]
@@ -312,13 +325,19 @@ def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[s
         return set(), [f"nothing was cancelled because squeue {result}; cancel again when it answers"]
     foreign = [f"job {array} is not this sweep's, it is named {name}" for array, name in names.foreign.items()]
     foreign += [f"squeue does not say which tasks of {array} it lists; cancel again later" for array in names.unclear]
+    foreign += [twin_sentence(array, name) for array, name in names.twins.items()]
     foreign += [f"squeue {result}; cancel again when it answers"] if result != OK else []
     return {job_id for job_id, state in queued.items() if job_id in jobs and not state.ended}, foreign
 
 
+def twin_sentence(array: str, name: str) -> str:
+    """Say that sbatch was called twice for an array, perhaps by a site's wrapper that repeats a call."""
+    return f"job {array} is also named {name} and is not recorded: both write into one folder, so scancel {array}"
+
+
 def cancellable_steps(site: SiteConfig, steps: Collection[tuple[str, str]]) -> tuple[set[str], list[str]]:
     """Return the ids of running steps, given as job and name of the step, and a sentence if squeue does not answer."""
-    rows, result = _rows(site, ["squeue", "--me", "-h", "--steps", "-o", "%i|%j"], 2)
+    rows, result = _rows(site, [*_squeue(), "--steps", "-o", "%i|%j"], 2)
     if rows is None or result != OK:
         return set(), [f"steps that run may not be cancelled because squeue {result}; cancel again when it answers"]
     return {listed for listed, name in rows if (listed.partition(".")[0], name) in steps}, []
@@ -327,14 +346,15 @@ def cancellable_steps(site: SiteConfig, steps: Collection[tuple[str, str]]) -> t
 def cancel_jobs(site: SiteConfig, job_ids: Iterable[str], *options: str) -> str | None:
     """Run scancel on jobs that `cancellable_jobs` returned. Returns an error message, or None."""
     _, result = _run(site, ["scancel", *options, *job_ids])
-    return None if result == OK else f"scancel {result}"
+    return None if result == OK else f"scancel {result}; `status` shows what it cancelled"
 
 
-def elapsed_s(site: SiteConfig, jobs: JobNames) -> dict[str, float]:
+def elapsed_s(site: SiteConfig, jobs: JobNames, since_unix: float = 0.0) -> dict[str, float]:
     """Return how long each job held its resources, over all its starts; those alone that sacct says it of."""
     arrays, names = ",".join(sorted(set(map(array_id, jobs)))), _KnownNames(jobs)
     # -D: also the earlier starts of a requeued job.
-    rows, result = _rows(site, ["sacct", "-X", "-D", "-P", "-n", "-o", "JobID,Elapsed,JobName", "-j", arrays], 3)
+    command = ["sacct", "-X", "-D", "-P", "-n", *_since(since_unix), "-o", "JobID,Elapsed,JobName", "-j", arrays]
+    rows, result = _rows(site, command, 3)
     elapsed: dict[str, float] = {}
     for listed, duration, name in rows or () if result == OK else ():
         seconds = duration_s(duration)

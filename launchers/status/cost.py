@@ -1,9 +1,10 @@
 """Cost of a sweep: what its attempts may cost and did cost, and whether a budget allows more of them."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.config.site import SiteConfig
@@ -17,6 +18,8 @@ from launchers.sweep.ledger import Ledger
 
 from .survey import OPEN_STATES, AttemptStatus, PointStatus, SweepStatus, by_queue, poll_sweep
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
@@ -29,17 +32,25 @@ class Cost:
 
 
 def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
-    """Return the cost of every submitted attempt, by the elapsed time of its job if sacct knows it."""
-    statuses = [status for point in sweep.points for status in point.attempts if status.attempt.job_id is not None]
-    accounted_s: dict[AttemptKey, float | None] = {}
-    for site, attempts in by_queue(sweep.sites, (status.attempt for status in statuses)).values():
+    """Return the cost of every submitted attempt, by the elapsed time of its job as sacct has it.
+
+    The actual cost is not known if this site's sacct does not give that: a manifest lacks the time before the run.
+    """
+    statuses = {s.attempt.key: s for point in sweep.points for s in point.attempts if s.attempt.job_id is not None}
+    costs = {key: _cost(status, sweep.sites) for key, status in statuses.items()}
+    for queue, (site, attempts) in by_queue(sweep.sites, (status.attempt for status in statuses.values())).items():
         if site.connection.submits_here and reachability(site).ok:
-            by_job = elapsed_s(site, {str(attempt.job_id): attempt.job_name for attempt in attempts})
+            since_unix = min(attempt.planned_unix for attempt in attempts)
+            by_job = elapsed_s(site, {str(attempt.job_id): attempt.job_name for attempt in attempts}, since_unix)
             sharing = Counter(attempt.job_id for attempt in attempts)  # points that one job ran share its time
             for attempt in attempts:
-                seconds = by_job.get(str(attempt.job_id))
-                accounted_s[attempt.key] = seconds and seconds / sharing[attempt.job_id]
-    return {status.attempt.key: _cost(status, sweep.sites, accounted_s.get(status.attempt.key)) for status in statuses}
+                if (seconds := by_job.get(str(attempt.job_id))) is not None:
+                    costs[attempt.key] = _cost(statuses[attempt.key], sweep.sites, seconds / sharing[attempt.job_id])
+                else:
+                    costs[attempt.key] = replace(costs[attempt.key], actual=None, at_most=attempt.service_units)
+            if left := sum(str(attempt.job_id) not in by_job for attempt in attempts):
+                log.warning(f"{queue}: sacct gives no elapsed time of {pluralize(left, 'attempt')}: the limits count")
+    return costs
 
 
 def point_cost(point: PointStatus, sites: Mapping[str, SiteConfig]) -> Cost:

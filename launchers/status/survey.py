@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from inpaint_bench.core.attempt_state import (
     DROPPED,
+    GONE_S,
     LEFT_QUEUE,
     PROCESS_EXITED,
     AttemptState,
@@ -33,6 +34,7 @@ from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
 from launchers.slurm import blocks
 from launchers.slurm.blocks import Turn, state_of, step_name
+from launchers.slurm.environment import other_conf
 from launchers.slurm.local_executor import is_alive, process_id
 from launchers.slurm.pending_reasons import PendingReason, explain
 from launchers.slurm.query import (
@@ -42,6 +44,7 @@ from launchers.slurm.query import (
     cancellable_steps,
     find_arrays,
     query_jobs,
+    twin_sentence,
 )
 from launchers.sweep import private_dirs
 from launchers.sweep.attempt import Attempt, AttemptKey
@@ -147,7 +150,7 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
         points=points,
         sites=sites,
         replies=sources.replies,
-        notes=[*notes, *_superseded(points)],
+        notes=[*notes, *_superseded(points), *_twins(sources.replies)],
         can_rerun=not owner and not any(RERUN_REFUSES in note for note in notes),
     )
 
@@ -182,8 +185,11 @@ def _query_site(
     if not site.connection.submits_here:
         return None, None
     reach, reply, unconfirmed = reachability(site), None, None
+    open_ = [attempt for attempt in attempts if not ((state := saved[attempt.key]) and state.final)]
     if not reach.ok:
         reply = SlurmReply(error=f"its Slurm cannot be queried from here ({reach.reason})")
+    elif other := other_conf(site, (attempt.slurm_conf for attempt in open_ if attempt.key in last)):
+        reply = SlurmReply(error=other)
     without_id = [a for a in attempts if a.key in last and a.job_name and a.is_unconfirmed]
     if without_id and owner and not reply:
         unconfirmed = f"user {owner} submits them"  # only the submitter's own jobs can be searched for by name
@@ -198,8 +204,7 @@ def _query_site(
     jobs = {attempt.job_id: attempt.job_name for attempt in attempts if attempt.job_id}
     # A Slurm that hangs is waited for once.
     if jobs and (reply is None or reply.answered):
-        open_ = {a.job_id for a in attempts if not ((state := saved[a.key]) and state.final)}
-        settled = {str(a.job_id) for a in attempts} - open_
+        settled = {str(a.job_id) for a in attempts} - {a.job_id for a in open_}
         blocks = {str(a.job_id) for a in attempts if a.block is not None}
         since_unix = min(attempt.planned_unix for attempt in attempts)
         reply = query_jobs(site, jobs, settled=settled, blocks=blocks, owner=owner, since_unix=since_unix)
@@ -331,7 +336,10 @@ class _Sources:
             if state and state.state is None and self.is_recent and not attempt.cancelled:
                 state, reason = None, "neither squeue nor sacct lists it yet, minutes after the last submission"
         elif (pid := process_id(job_id)) is None:
-            state, reason = None, f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
+            age_s, state = self.artifacts[attempt.key].manifest_age_s or 0.0, None
+            reason = f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
+            if age_s > GONE_S:
+                state = SchedulerState(state=PROCESS_EXITED, raw=f"its manifest is {age_s / 3600:.0f} h old")
         elif is_alive(pid):
             state, reason = SchedulerState(state="RUNNING", raw=f"process {pid} is running"), ""
         else:
@@ -389,6 +397,12 @@ def _superseded(points: Iterable[PointStatus]) -> list[str]:
     ]
 
 
+def _twins(replies: Mapping[str, SlurmReply]) -> list[str]:
+    """Describe arrays that have the name of a recorded one."""
+    pairs = [(queue, *pair) for queue, reply in replies.items() for pair in reply.twins.items()]
+    return [f"{queue}: {twin_sentence(array, name)}" for queue, array, name in pairs]
+
+
 def slowest_site(sites: Iterable[SiteConfig]) -> SiteConfig | None:
     """Return the site that may be polled least often (`limits.poll_s`); None if no Slurm is polled."""
     polled = (site for site in sites if site.connection.is_polled)
@@ -411,6 +425,8 @@ def cancel_in_slurm(
         return 0, problems
     if not (reach := reachability(site)).ok:
         return 0, [*problems, f"its Slurm cannot be reached from here ({reach.reason}); cancel there"]
+    if other := other_conf(site, (attempt.slurm_conf for attempt in attempts)):
+        return 0, [*problems, other]
     job_ids, foreign = cancellable_jobs(site, jobs)
     problems += foreign
     cancellable = [attempt for attempt in attempts if attempt.job_id in job_ids]
@@ -430,6 +446,8 @@ def cancel_in_slurm(
             cancel_jobs(site, whole) if whole else None,
         ]
         problems += [*unknown, *filter(None, ends)]
+        if any(ends):  # it may have cancelled some
+            return 0, problems
     return len(cancellable), problems
 
 

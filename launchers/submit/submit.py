@@ -28,6 +28,7 @@ from launchers.points.compose import Composer, composer
 from launchers.points.point import Group, Point, SubmitOutcome, by_site, group_points
 from launchers.remote import client, plan_file
 from launchers.remote.plan_file import Plan, PlannedPoint
+from launchers.slurm.environment import shell_conf
 from launchers.slurm.local_executor import run_points
 from launchers.slurm.sbatch import submit_groups
 from launchers.status import tables
@@ -264,6 +265,7 @@ def _record_planned(group: Group, ledger: Ledger, code: Path) -> None:
             job_name=job_name(group.name, sweep_id),
             site=group.site.name,
             partition=group.request.partition,
+            slurm_conf=shell_conf(group.site),
             attempts=planned,
         )
     )

@@ -42,6 +42,7 @@ class Attempt(Struct, kw_only=True, omit_defaults=True):
     group: Component = ""
     planned_unix: float = 0.0
     job_name: Component | None = None  # in Slurm, unique: an array without a recorded id is found by it
+    slurm_conf: str | None = None  # by which the shell chose the cluster; None: it did not, or that is not recorded
     task: int = 0  # index in the array
     block: Number | None = None  # the same, of a task that runs several points one after another; None: of its own
     job_id: JobId | None = None  # Slurm: "<array>_<task>"; local: "pid:<process id>@<host>"

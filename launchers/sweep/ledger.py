@@ -283,6 +283,7 @@ def _apply(event: Event, points: dict[int, PointRecord], sites: Container[str]) 
                         group=event.group,
                         planned_unix=event.t_unix,
                         job_name=event.job_name,
+                        slurm_conf=event.slurm_conf,
                         task=task if spec.block is None else spec.block,
                     )
                 )

@@ -1,6 +1,5 @@
 """`cancel` beside a command that is still submitting from the same sweep."""
 
-import socket
 import subprocess
 import threading
 import time
@@ -10,6 +9,7 @@ import pytest
 
 from inpaint_bench.cli import app
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
+from launchers.slurm.local_executor import machine
 from launchers.sweep.ledger import Ledger
 from tests.launchers import sweeps
 from tests.launchers.sweeps import a_point, plan, sweep_of_jobs
@@ -49,7 +49,7 @@ def submit(ledger: Ledger, job: subprocess.Popen) -> None:
     point = a_point(0, site="local")
     sweeps.add_point(ledger, point)
     plan(ledger, [point])
-    sweeps.submit(ledger, [0], job_id=f"pid:{job.pid}@{socket.gethostname()}")
+    sweeps.submit(ledger, [0], job_id=f"pid:{job.pid}@{machine()}")
 
 
 def test_cancel_stops_jobs_submitted_after_its_first_poll(busy, job, capsys):

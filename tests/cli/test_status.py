@@ -5,7 +5,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from inpaint_bench.cli import app
 from inpaint_bench.core.config.site import ConnectConfig, Limits, SiteConfig
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SWEEP
+from launchers.slurm.local_executor import machine
 from launchers.status import survey
 from launchers.sweep.ledger import Ledger
 from tests.launchers.sweeps import (
@@ -135,7 +135,7 @@ class TestExitCodes:
     @pytest.fixture
     def running(self):
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "submitit"])
-        yield f"pid:{process.pid}@{socket.gethostname()}"
+        yield f"pid:{process.pid}@{machine()}"
         process.kill()
         process.wait()
 
@@ -229,7 +229,7 @@ class TestWatch:
     def running(self, tmp_path):
         """Yield a process of this machine, and a sweep with it as its only point."""
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "submitit"])
-        yield process, sweep_of_jobs(tmp_path / "sweep", [f"pid:{process.pid}@{socket.gethostname()}"])
+        yield process, sweep_of_jobs(tmp_path / "sweep", [f"pid:{process.pid}@{machine()}"])
         process.kill()
         process.wait()
 

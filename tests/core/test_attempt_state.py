@@ -102,6 +102,8 @@ def test_run_without_telemetry_is_complete_if_none_was_requested():
 def test_refused_array_never_started():
     result = state_and_reason(None, refused="sbatch: invalid account", submitted=False)
     assert result == (FAILED, Reason.NEVER_STARTED)
+    ran = state_and_reason(NO_ANSWER, manifest("completed"), refused="sbatch: invalid account", submitted=False)
+    assert ran == (COMPLETED, None)
 
 
 def test_attempt_that_was_not_submitted_is_planned():

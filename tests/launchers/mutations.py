@@ -7,18 +7,18 @@ import os
 import pickle
 import random
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from inpaint_bench.core.schema import LEDGER, SWEEP
+from launchers.slurm.local_executor import machine
 
 SECRET = "content of a file outside of the sweep"
 NUMBERS = (0, -1, 10**7, 2**63, 2**64, 10**30, 1e308, -1e308, 1.5, float("nan"), float("inf"))
 TEXTS = ("", "x", "\x1b[2J\x1b]0;title\x07", "\u202e\u2028\u0000", "../../../etc", "-x", "a;id", "$(id)", "x" * 100_000)
 OTHER_TYPES = (None, True, [], {}, [[]], {"a": {"b": []}}, 7, "7")
-JOB_IDS = ("7_0", "7_%a", "999999_3", "7", f"pid:1@{socket.gethostname()}", "pid:x@y", "pid:99999999@other", "x")
+JOB_IDS = ("7_0", "7_%a", "999999_3", "7", f"pid:1@{machine()}", "pid:x@y", "pid:99999999@other", "x")
 
 
 class Planted:

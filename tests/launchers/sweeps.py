@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from msgspec import structs
 
 from inpaint_bench.core.config.site import ConnectConfig, SiteConfig
 from inpaint_bench.core.schema import LEDGER, MANIFEST
+from launchers.slurm.local_executor import machine
 from launchers.sweep.attempt import Attempt
 from launchers.sweep.events import Deferred, Planned, Submitted
 from launchers.sweep.ledger import Ledger, job_name
@@ -107,7 +107,7 @@ def exited_process() -> str:
     """Return the job id of a process of this machine that has exited."""
     process = subprocess.Popen(["true"])
     process.wait()
-    return f"pid:{process.pid}@{socket.gethostname()}"
+    return f"pid:{process.pid}@{machine()}"
 
 
 def launched(folder: Path) -> list[tuple[int, str, str]]:

@@ -70,6 +70,29 @@ def test_elapsed_time_comes_from_the_manifest_without_accounting(tmp_path, monke
     assert "<=" not in rows[2]
 
 
+@pytest.mark.subprocess
+def test_time_that_sacct_does_not_give_counts_as_the_limit(tmp_path, fake_command, caplog):
+    """Regression: a manifest's 20 minutes of a job of 60 passed the budget, whenever sacct did not answer."""
+    points = [a_point(num, total_time_min=60, service_units=3.0) for num in range(2)]
+    ledger = a_sweep(tmp_path, points, {"delta": {"connect": {"method": "slurm", "hostnames": [".*"]}}})
+    plan(ledger, points)
+    submit(ledger, range(2))
+    for name in ("sbatch", "squeue"):
+        fake_command(name, "exit 0")
+    wide = "echo 'sacct: error: slurmdbd: Too wide of a date range in query' >&2; exit 1"
+    sacct = fake_command(
+        "sacct", f"""case "$*" in *Elapsed*-S*|*-S*Elapsed*) echo '7_0|00:30:00|j';; *) {wide};; esac"""
+    )
+    took = {"status": "completed", "started_unix_ns": 10**18, "ended_unix_ns": 10**18 + 20 * 60 * 10**9}
+    for num in range(2):
+        (tmp_path / str(num) / "attempt-1").mkdir(parents=True)
+        replace_json(tmp_path / str(num) / "attempt-1" / "manifest.json", took)
+    costs = attempt_costs(poll_sweep(ledger)).values()
+    assert [(cost.actual, cost.at_most) for cost in costs] == [(1.5, 1.5), (None, 3.0)]
+    assert "delta: sacct gives no elapsed time of 1 attempt: the limits count" in caplog.text
+    assert " -S " in sacct.read_text()
+
+
 def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("INPAINT_BENCH_TESTBED", str(testbed.state))
     quick = ["data.num_images=16", "workload.warmup_steps=1", "workload.measure_steps=2", "workload.min_measure_s=1"]

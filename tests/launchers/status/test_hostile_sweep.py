@@ -15,6 +15,7 @@ from inpaint_bench.core.config.site import ConnectConfig, SiteConfig, SiteEnviro
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.schema import LEDGER, MANIFEST, SCHEDULER, SWEEP
 from launchers.points import site_catalog
+from launchers.slurm.local_executor import machine
 from launchers.sweep.events import Staged
 from launchers.sweep.ledger import Ledger
 from launchers.sweep.sweep_record import LaunchContext
@@ -219,7 +220,7 @@ def test_control_characters_in_any_record_do_not_reach_the_terminal(tmp_path, ca
     point = a_point(0, overrides=[f"name={nasty}"], gpu=nasty)
     ledger = Ledger(a_sweep(tmp_path / "sweep", [point, a_point(1)], {"delta": asdict(site)}).folder)
     plan(ledger, [point])
-    submit(ledger, [0], job_id=f"pid:1@{socket.gethostname()}")
+    submit(ledger, [0], job_id=f"pid:1@{machine()}")
     write_manifest(ledger.folder, 0, "failed", run_id=f"r-{nasty}", message=nasty)
     (ledger.folder / nasty.replace("/", "")).mkdir()
     for verb, *options in (*COMMANDS, ["status", "--point", "7"], ["collect"]):

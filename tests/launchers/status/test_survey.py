@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import threading
 import time
 from dataclasses import asdict
@@ -21,7 +22,8 @@ from inpaint_bench.run.manifest import check_owner
 from launchers import entry
 from launchers.points import point_file
 from launchers.points.compose import composer
-from launchers.slurm.query import SlurmReply
+from launchers.slurm import local_executor
+from launchers.slurm.query import SlurmReply, jobs_named
 from launchers.status import survey
 from launchers.sweep.events import Cancelled
 from launchers.sweep.ledger import Ledger
@@ -214,14 +216,23 @@ class TestWhatSlurmPrints:
         if state in ("RESV_DEL_HOLD", "LAUNCH_FAILED"):
             assert f"Will not start: 1 point at delta ({state})" in run(capsys, "status", str(folder))[1]
 
-    @pytest.mark.parametrize(("exit_code", "state"), [("0:12", "completed"), ("12:0", "completed"), ("1:0", "failed")])
-    def test_signal_after_a_completed_run_does_not_undo_it(self, exit_code, state, sweep, capsys):
-        folder = sweep(sacct=self.ended(0, "FAILED", exit_code, "BeginTime"))
+    @pytest.mark.parametrize(
+        ("slurm", "exit_code", "state"),
+        [
+            ("FAILED", "0:12", "completed"),
+            ("FAILED", "12:0", "completed"),
+            ("FAILED", "1:0", "failed"),
+            ("TIMEOUT", "0:15", "completed"),  # its process hung as it closed
+            ("OUT_OF_MEMORY", "0:125", "completed"),
+        ],
+    )
+    def test_end_of_the_job_after_a_completed_run_does_not_undo_it(self, slurm, exit_code, state, sweep, capsys):
+        folder = sweep(sacct=self.ended(0, slurm, exit_code, "BeginTime"))
         write_manifest(folder, 0, "completed")
         for _ in range(2):  # the second time by what the first one saved
             (point,) = as_json(folder, capsys)["points"]
             assert point["state"] == state
-            assert f"FAILED (exit code {exit_code}, on n1)" in point["message"]
+            assert f"{slurm} (exit code {exit_code}, on n1)" in point["message"]
             (folder.parent / "sacct").write_text("")
 
     @pytest.mark.parametrize(
@@ -249,6 +260,42 @@ class TestWhatSlurmPrints:
     def test_cancel_says_that_a_row_does_not_name_its_task(self, sweep, capsys):
         code, output = run(capsys, "cancel", str(sweep(self.queued(0).replace("7_0", "7"))))
         assert (code, "squeue does not say which tasks of 7 it lists" in output) == (2, True)
+
+    def test_jobs_in_a_hidden_partition_are_ours_too(self, sweep, capsys, fake_command):
+        """As squeue does it with `Hidden=YES`. Regression: both were lost, and `rerun` submitted them again."""
+        folder = sweep("", self.ended("[0-1]", "PENDING"), tasks=2)
+        rows = (self.queued(task).strip() for task in range(2))
+        fake_command("squeue", f"""case " $* " in *" -a "*) printf '%s\\n' '{"' '".join(rows)}';; esac""")
+        assert self.states(folder, capsys) == [("queued", None)] * 2
+        fake_command("squeue", f"""case " $* " in *" -a "*) echo '7_0|PENDING|{NAME}';; esac""")
+        assert jobs_named(SiteConfig(name="delta"), NAME)[0] == [("7_0", NAME, True)]
+
+    def test_array_that_was_submitted_twice_is_told(self, sweep, capsys, fake_command):
+        scancel = fake_command("scancel", "")
+        folder = sweep(self.queued(0) + self.queued(0, "RUNNING").replace("7_0", "6_0"))
+        sentence = "job 6 is also named inpaint-s1-g and is not recorded: both write into one folder, so scancel 6"
+        assert sentence in " ".join(run(capsys, "status", str(folder))[1].split())
+        code, output = run(capsys, "cancel", str(folder))
+        assert (code, sentence in output, scancel.read_text()) == (2, True, "7_0\n")
+
+    def test_without_accounting_a_job_that_left_the_queue_has_ended(self, sweep, capsys, fake_command):
+        folder = sweep(self.queued(1, "RUNNING"), tasks=3)
+        fake_command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+        write_manifest(folder, 2, "completed")
+        assert self.states(folder, capsys) == [("failed", "lost"), ("running", None), ("completed", None)]
+
+    def test_failed_scancel_has_cancelled_nothing(self, sweep, capsys, fake_command):
+        fake_command(
+            "scancel", "echo 'scancel: error: Kill job error on job id 7: Access/permission denied' >&2; exit 1"
+        )
+        code, output = run(capsys, "cancel", str(sweep(self.queued(0))))
+        assert (code, "1 point cancelled" in output, "Access/permission denied" in output) == (2, False, True)
+
+    def test_log_that_slurm_could_not_open_is_the_cause(self, sweep, capsys):
+        folder = sweep(sacct=self.ended(0, "FAILED", "0:53", "RaisedSignal:53(Real-time_signal_19)"))
+        (point,) = as_json(folder, capsys)["points"]
+        assert point["message"].endswith("Slurm could not open its log; the sweep directory is missing there, or "
+                                         "cannot be written")  # fmt: skip
 
     @pytest.mark.parametrize("end", ["inf", "nan", "9" * 30, "-1", "1e400", "9999-12-31T23:59:59"])
     def test_end_that_is_no_time_is_not_shown(self, end, sweep, capsys):
@@ -532,3 +579,20 @@ def test_connection_of_no_known_kind_is_damage_of_the_record(tmp_path, capsys):
     code, printed = run(capsys, "status", str(ledger.folder))
     assert code == 2
     assert "sweep.json: damaged (sites.delta: connect.method='')" in printed
+
+
+@pytest.mark.parametrize(("hours", "state"), [(1, "unknown"), (3, "failed")])
+def test_process_of_another_machine_is_gone_once_its_manifest_is_old(hours, state, tmp_path, capsys):
+    """A container that is made anew has another host name, or other process ids under the same one."""
+    job_id = exited_process()
+    for number, elsewhere in enumerate((f"{job_id}-4026532208", "pid:7@other")):
+        folder = sweep_of_jobs(tmp_path / str(number), [elsewhere])
+        os.utime(write_manifest(folder, 0, "running") / MANIFEST, (time.time() - hours * 3600,) * 2)
+        (point,) = as_json(folder, capsys)["points"]
+        assert point["state"] == state, point["message"]
+
+
+def test_container_is_part_of_a_local_jobs_id(monkeypatch):
+    for inode, ending in (("4026531836", ""), ("4026532208", "-4026532208")):
+        monkeypatch.setattr(os, "readlink", lambda _, inode=inode: f"pid:[{inode}]")
+        assert local_executor.machine() == socket.gethostname() + ending

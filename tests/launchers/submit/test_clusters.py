@@ -18,7 +18,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
 from launchers.sites.slurm_facts import query_cluster
 from launchers.slurm import sbatch
-from launchers.slurm.environment import unused_settings
+from launchers.slurm.environment import shell_conf, unused_settings
 from launchers.slurm.sbatch import requested_cluster
 from launchers.status.cost import attempt_costs
 from launchers.status.survey import poll_sweep
@@ -99,6 +99,41 @@ def test_every_command_is_sent_to_the_cluster_that_sbatch_named(
     assert len(lines(sbatch)) == 1
     assert all(line.startswith("-M far ") for line in lines(squeue))
     assert sorted(lines(scancel)[0].split()) == ["-M", "7_0", "7_1", "far"]
+
+
+@pytest.mark.subprocess
+def test_slurm_of_another_shell_is_not_believed(
+    tmp_path: Path, fake_command: FakeCommand, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module sets SLURM_CONF, and a later shell does not load it. Regression: all was lost and submitted again."""
+    folder, conf = tmp_path / "sweep", tmp_path / "a" / "slurm.conf"
+    conf.parent.mkdir()
+    conf.touch()
+    for name in ("SLURM_JOB_ID", "SLURM_CONF_SERVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    monkeypatch.setenv("SLURM_JWT", "token")
+    here = ["sites.delta.connect.slurm_conf=null", "sites.delta.connect.hostnames=['.*']"]
+    fake_command("sbatch", "[ $SLURM_JWT = token ] && echo Submitted batch job 7")
+    assert launched(folder, *here) == 0
+    rows = " ".join(f"'7_{task}|PENDING|Priority||{TIMES}|{name_of(folder)}'" for task in range(2))
+    fake_command("squeue", f"""case "$SLURM_CONF" in {conf}) printf '%s\\n' {rows};; esac""")
+    fake_command("sacct", "exit 0")
+    scancel = fake_command("scancel", "")
+    age(Ledger(folder))
+    capsys.readouterr()
+    for other in (None, "/etc/slurm/other.conf"):
+        monkeypatch.delenv("SLURM_CONF") if other is None else monkeypatch.setenv("SLURM_CONF", other)
+        for command in (["status"], ["rerun"], ["cancel"]):
+            assert app.main([*command, str(folder)]) != 0
+            printed = capsys.readouterr()
+            text = " ".join((printed.out + printed.err).split())
+            assert f"its jobs were submitted with SLURM_CONF={conf}, and this shell has" in text, command
+    assert not scancel.exists() or not scancel.read_text()
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    assert {str(point.state) for point in poll_sweep(Ledger.open(folder)).points} == {"queued"}
+    monkeypatch.setenv("SLURM_JOB_ID", "3")  # in a job slurmd sets SLURM_CONF
+    assert shell_conf(SiteConfig(name="delta")) is None
 
 
 @pytest.mark.subprocess
