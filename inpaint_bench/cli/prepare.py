@@ -23,7 +23,7 @@ from inpaint_bench.core.config.recipe import name as recipe_name
 from inpaint_bench.core.console import console, pluralize, sanitize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
-from inpaint_bench.core.hydra_support import register
+from inpaint_bench.core.hydra_support import refuse_wrong_overrides, register
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.workloads._volumes import VolumeConfig
@@ -90,6 +90,7 @@ def _compose(overrides: list[str]) -> BenchConfig:
 
     # Hydra has to know our schema and resolvers before it composes.
     register()
+    refuse_wrong_overrides(overrides, [conf_dir()], multirun=None)
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_dir()), job_name="prepare"):
         return parse_config(compose("config", overrides=split_choices(overrides)), trains=False)
 

@@ -18,6 +18,7 @@ from .signals import defer_signals
 
 S = TypeVar("S")
 T = TypeVar("T")
+LFS_POINTER = b"version https://git-lfs"
 READERS = 16  # files read at once: on a network file system each read waits for the server
 MAX_RECORD_BYTES = 2**28  # largest file that is read as a whole; a ledger of 100,000 attempts has 2**26
 
@@ -53,7 +54,10 @@ def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None 
         with os.fdopen(open_plain(path, follow_links=follow_links), "rb") as source:
             if max_bytes is not None and os.fstat(source.fileno()).st_size > max_bytes:
                 raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
-            return source.read()
+            content = source.read()
+        if content.startswith(LFS_POINTER):
+            raise OSError(errno.EINVAL, "is a Git LFS pointer: run `git lfs pull` there", str(path))
+        return content
 
     try:
         return try_twice(read)

@@ -35,6 +35,8 @@ from .paths import conf_dir, testbed_dir
 _NOT_READ = {
     "prepare": "no run reads it; it is a key of `inpaint-bench prepare`",
     "identity": "is filled in by the launcher; leave it out",
+    "hydra.job.chdir": "relative paths are those of the folder where `launch` is called; leave it out",
+    "hydra.sweep.subdir": "run directories are named by point and attempt; leave it out",
 }
 
 
@@ -92,7 +94,7 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
         for file in folder.glob("*/*.yml"):
             if (conf_dir() / file.parent.name).is_dir():
                 raise UserError(f"{file}: is not read; name it {file.stem}.yaml")
-        for file in filter(Path.is_file, sorted(folder.glob("*/*.yaml"))):
+        for file in filter(Path.is_file, sorted((folder / "config.yaml", *folder.glob("*/*.yaml")))):
             first = used.setdefault(file.relative_to(folder), file)
             if not filecmp.cmp(first, file, shallow=False):
                 raise UserError(f"{file}: is not read, since {first} comes first on Hydra's search path; rename it")
@@ -102,8 +104,11 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
                 raise UserError(f"{file}: {lever.name} is the name of a lever; rename the file")
 
 
-def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *, multirun: bool) -> None:
-    """Raise UserError for overrides that Hydra would take for something else than was meant, or refuse at length."""
+def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *, multirun: bool | None) -> None:
+    """Raise UserError for overrides that Hydra would take for something else than was meant, or refuse at length.
+
+    `multirun` is None for a command that starts no run: it reads no key of Hydra's, and sweeps nothing.
+    """
     groups = {path.name for folder in folders for path in folder.glob("*") if path.is_dir()}
     parser = OverridesParser.create()
     given: dict[str, str] = {}
@@ -113,8 +118,14 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
         except HydraException:
             raise UserError(explain_override(line)) from None
         key, typed = override.key_or_group, line.partition("=")[2]
-        if unread := _NOT_READ.get(key.partition(".")[0]):
+        group = key.partition(".")[0]
+        unread = _NOT_READ.get(key) if typed != "false" else None  # Hydra's default of hydra.job.chdir
+        if (unread := unread or _NOT_READ.get(group)) and (multirun is not None or group != "prepare"):
             raise UserError(f"{line}: {unread}")
+        if multirun is None and group == "hydra":
+            raise UserError(f"{line}: is a key of a run's or a sweep's folder, and this command has neither")
+        if key == "hydra.sweep.dir" and "${hydra" in typed:
+            raise UserError(f"{line}: a sweep has no ${{hydra:...}}, since its points differ; ${{now:%Y-%m-%d}} works")
         if key.startswith("hydra.run." if multirun else "hydra.sweep."):
             right = "a sweep with -m has hydra.sweep.dir" if multirun else "a run without -m has hydra.run.dir"
             raise UserError(f"{line}: is not read; {right}")
@@ -126,17 +137,18 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             raise UserError(f"{line}: gpus is a number; cards are chosen with {line.replace('s', '', 1)}")
         first = given.setdefault(override.get_key_element().lstrip("+"), line)
         if first is not line:
+            swept = first != line and multirun is not None
+            several = f"; several values are swept with -m {key}=a,b" if swept else ""
             if key in groups:
-                several = f"; several values are swept with -m {key}=a,b" if first != line else ""
                 raise UserError(f"{key} is given twice, {first} and {line}; keep one of them{several}")
             # Scripts append overrides to their own, and with Hydra the last one counts.
-            several = f"; several values are swept with -m {key}=a,b" if first != line else ""
             echo(f"{key} is given twice: {line} counts, {first} does not{several}", error=True)
         value = override.value()
         if not multirun and override.is_sweep_override():
-            raise UserError(
-                f"{line}: several values need -m, which submits a sweep: inpaint-bench launch -m {line} ..."
-            )
+            several = f"a list is {key}=[{typed}]"
+            if multirun is False:
+                several = f"several values need -m, which submits a sweep: inpaint-bench launch -m {line} ..."
+            raise UserError(f"{line}: {several}; a text with a comma is quoted twice: '{key}=\"{typed}\"'")
         values = value.list if isinstance(value, ChoiceSweep) else [value]
         for item in values:  # here: Hydra writes what it has read into the overrides of the points
             yaml_file.refuse_guessed_text(key, item, typed)

@@ -6,8 +6,9 @@ import io
 import logging
 import os
 import time
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".avif", *(HEIC_S
 # Why a file of another suffix is left out.
 OTHER_FILES = {
     **dict.fromkeys(HEIC_SUFFIXES, transform.NEEDS_HEIC),
+    **dict.fromkeys(
+        (".bmp", ".gif", ".jfif", ".jp2"), "format that is not read: convert it to JPEG or PNG; a .jfif is named .jpg"
+    ),
     **dict.fromkeys(
         (
             *(".3fr", ".arw", ".cr2", ".cr3", ".dng", ".erf", ".iiq", ".kdc", ".mrw", ".nef", ".nrw", ".orf"),
@@ -98,6 +102,7 @@ class FolderSource(Source):
         # Masks may lie beside the photographs; they are not images of their own.
         masks = {row.mask for row in (rows or {}).values()}
         files, skipped = list_files(root)
+        rows = rows and named_as_files(rows, files)
         names = [name for name in files if name not in masks]
         skipped += rows_without_image(root, rows or {}, {*names, *(image.file for image in skipped)})
         examine = partial(_examine, root, rows=rows, side=config.resolution_px)
@@ -240,13 +245,38 @@ def _why_no_image(root: Path, name: str) -> str | None:
     return OTHER_FILES.get(path.suffix.lower(), "not an image")
 
 
+def named_as_files(rows: dict[str, MetadataRow], files: Sequence[str]) -> dict[str, MetadataRow]:
+    """Return the rows under the names of the files: macOS stores letters with accents in two parts, tables do not."""
+    lost = rows.keys() - set(files)
+    by_form = {unicodedata.normalize("NFC", name): name for name in files if name not in rows} if lost else {}
+    named: dict[str, MetadataRow] = {}
+    for name, row in rows.items():
+        own = by_form.get(unicodedata.normalize("NFC", name), name) if name in lost else name
+        named[name if own in named else own] = row
+    return named
+
+
+def _similar(name: str, images: Iterable[str]) -> str | None:
+    """Return an image whose name may be meant: in other case, with backslashes, below another folder, or a suffix."""
+    meant = name.replace("\\", "/").lower()
+    for image in sorted(images):
+        form = image.lower()
+        if f"/{meant}".endswith(f"/{form}") or form.rpartition(".")[0] == meant:
+            return image
+    return None
+
+
 def rows_without_image(root: Path, rows: dict[str, MetadataRow], images: set[str]) -> list[SkippedImage]:
     """Return the rows of the metadata file whose image is not among `images`."""
     masks = {row.mask for row in rows.values()}
     absent_reason = f"named in the metadata file, but no image of that name in the folder ({', '.join(SUFFIXES)})"
     mask_reason = "also named as a mask in the metadata file, so it is not used as an image"
     skipped = []
-    for name in sorted(rows.keys() - images):
+    lost = sorted(rows.keys() - images)
+    similar = ((name, _similar(name, images)) for name in lost)
+    if pair := next((pair for pair in similar if pair[1]), None):
+        absent_reason += f"; {pair[0]!r} may be {pair[1]!r}, as the folder has it"
+    for name in lost:
         is_mask = name in masks and (root / name).is_file()
         skipped.append(SkippedImage(file=escape_invalid(name), reason=mask_reason if is_mask else absent_reason))
     return skipped

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,15 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
             elif not isinstance(record[column], str):
                 raise UserError(f"{path}: entry {number}: {column}={reprlib.repr(record[column])} must be one text")
         # A duplicate does not spoil the whole file: `check_row` skips that image and lists its entries.
-        rows[key] = MetadataRow(
+        row = MetadataRow(
             latitude=record.get("latitude"),
             longitude=record.get("longitude"),
             text=record["text"],
             mask=Path(record["mask"]).as_posix() if record["mask"] else None,
-            entries=(*(rows[key].entries if key in rows else ()), number),
         )
+        earlier = rows[key].entries if key in rows else ()
+        if not earlier or row != replace(rows[key], entries=()):
+            rows[key] = replace(row, entries=(*earlier, number))
     filled = {name: "" for record in records for name, value in record.items() if not _is_empty(value)}
     if unused := [name for name in filled if name not in COLUMNS]:
         shown, used = ", ".join(map(repr, unused[:20])), ", ".join(COLUMNS)
@@ -94,7 +96,11 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
 
 def decode_text(content: bytes) -> str:
     """Return the text of a file in UTF-8, or in UTF-16 if it begins with a byte order mark. Raises ValueError."""
-    text = content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+    try:
+        text = content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line}: byte {content[error.start]:#04x} is not UTF-8; save it as UTF-8") from None
     if "\0" in text:
         raise ValueError("has NUL characters; a text in UTF-16 begins with a byte order mark")
     return text
@@ -132,6 +138,8 @@ def _read_line(number: int, line: str) -> dict[str, Any]:
 
 def _read_csv(text: str) -> list[dict[str, Any]]:
     """Return the rows of a CSV file, whose header shows what separates its fields. Raises ValueError."""
+    if match := re.match(r"\s*sep=[,;\t]\r?\n", text):  # Excel reads its separator from such a line
+        text = text[match.end() :]
     separator = max(",;\t", key=next((line for line in text.splitlines() if line.strip()), "").count)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
     rows: list[list[str]] = []  # the header first
@@ -221,6 +229,8 @@ def _parse_number(name: str, value: Any) -> float:
         raise PositionError(f"position out of range: {name} has {len(str(value))} digits") from None
     except (TypeError, ValueError):
         pass
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+,\d+", value):
+        raise PositionError(f"{name} has a decimal comma; write a point, such as 55.6988")
     raise PositionError(f"{name}={value!r} is not a number")
 
 

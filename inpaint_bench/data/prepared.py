@@ -306,7 +306,7 @@ class ArrayReader:
 
 CACHES = "cache"
 DESCRIPTION = "cache.json"
-VERSION = 1  # version of how the arrays are computed; part of the key
+VERSION = 2  # version of how the arrays are computed and named; part of the key
 
 
 class CacheDescription(msgspec.Struct, kw_only=True):

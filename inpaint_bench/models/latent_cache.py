@@ -36,15 +36,24 @@ from .networks import Networks
 
 ARRAYS = {"cache_image": ("image",), "cache_masked": ("masked", "masks", "full"), "cache_text": ("text",)}  # by lever
 LARGE_NETWORK, SAMPLED_VALUES = 10**9, 2**16  # parameters; values of each tensor
+SAMPLED_TEXTS = 1000
+# Values of a configuration that change what a network computes, and not its weights
+_COMPUTES = (
+    *("act_fn", "feed_forward_proj", "hidden_act", "layer_norm_eps", "layer_norm_epsilon", "norm_num_groups"),
+    *("num_attention_heads", "rms_norm_eps", "rope_theta"),
+)
 
 
 def cache_inputs(bench: BenchConfig, networks: Networks, source: Source) -> dict[str, Any]:
     """Return everything that determines a cache: equal inputs give equal content but for rounding."""
+    texts = sorted(set(source.texts))
+    tokens = networks.tokenize(texts[:: -(-len(texts) // SAMPLED_TEXTS)])
     return {
         **data_inputs(bench, source.identity),
         "vae": weights_hash(networks.vae),
         "text_encoder": weights_hash(networks.text_encoder),
-        "texts": hashlib.sha256("\0".join(sorted(set(source.texts))).encode()).hexdigest()[:16],
+        "texts": hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16],
+        "tokens": hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16],
     }
 
 
@@ -54,8 +63,14 @@ def cache_key(inputs: dict[str, Any]) -> str:
 
 
 def weights_hash(network: nn.Module) -> str:
-    """Return 16 hex digits over names and values, as in fp32; of a large network over a sample of the values."""
+    """Return 16 hex digits over names and values, as in fp32; of a large network over a sample of the values.
+
+    What its configuration says of how it computes counts too.
+    """
     digest, state = hashlib.sha256(), network.state_dict()
+    configs = {id(part.config): part.config for part in network.modules() if hasattr(part, "config")}
+    for config in configs.values():
+        digest.update(str([getattr(config, name, None) for name in _COMPUTES]).encode())
     large = sum(tensor.numel() for tensor in state.values()) > LARGE_NETWORK
     for name, tensor in sorted(state.items()):
         if large:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import expand_path, open_plain, read_json, read_plain, why_unreadable
+from inpaint_bench.core.files import LFS_POINTER, expand_path, open_plain, read_json, read_plain, why_unreadable
 
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 ADAPTERS = "pytorch_lora_weights.safetensors"  # diffusers' name of a file of LoRA weights
@@ -121,9 +121,17 @@ def check_weights_folder(folder: Path, given: str) -> None:
     for part, name in configs.items():
         if not _is_json_object(folder / part / name):
             raise UserError(f"{label}: {part} cannot be loaded ({name} is missing or damaged)")
-    scheduler = str(read_json(folder / "scheduler/scheduler_config.json").get("_class_name"))  # type: ignore[union-attr]
+    schedule: Any = read_json(folder / "scheduler/scheduler_config.json")
+    scheduler = str(schedule.get("_class_name"))
     if scheduler.startswith("FlowMatch") != bool(kind) or not scheduler.endswith("Scheduler"):
         raise UserError(f"{label}: its scheduler {scheduler} is not one for a {'transformer' if kind else 'UNet'}")
+    # Without betas, as of EDM's schedulers, training would take DDPM's default schedule.
+    if not kind and not (
+        schedule.get("trained_betas") or {"beta_start", "beta_end", "beta_schedule"} <= schedule.keys()
+    ):
+        raise UserError(
+            f"{label}: its scheduler {scheduler} lacks beta_start, beta_end or beta_schedule, the schedule of training"
+        )
     for name in tokenizers:
         if lost_name := _lost_from_tokenizer(folder / name, is_t5=bool(kind and name == tokenizers[-1])):
             raise UserError(f"{label}: the {name} cannot be loaded ({lost_name} is missing)")
@@ -312,7 +320,7 @@ def _find_problem(folder: Path, stem: str) -> str | None:
         kind, shape = headers[name][tensor]
         # Integers are positions, and the batches that a batch norm counted.
         counts = kind == "I64" and tensor.endswith(("position_ids", "num_batches_tracked"))
-        if not kind.startswith(("F", "BF")) and not counts:
+        if kind not in ("F64", "F32", "F16", "BF16") and not counts:
             return f"cannot be loaded ({name} has {tensor} in {kind}: quantized weights cannot be trained on)"
         key = _SIZES.get(tensor.removeprefix("text_model."), "")
         if (value := config.get(key)) and [value] != shape[1:2]:
@@ -324,7 +332,7 @@ def read_header(path: Path) -> dict[str, tuple[str, list[int]]]:
     """Return type and shape of each tensor of a safetensors file. Raises ValueError for another or a damaged file."""
     try:
         with os.fdopen(open_plain(path, follow_links=True), "rb") as file:
-            if file.read(40).startswith(b"version https://git-lfs"):
+            if file.read(40).startswith(LFS_POINTER):
                 raise ValueError(f"{path.name} is a Git LFS pointer: run `git lfs pull` there")
         with safe_open(path, "np") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a dict

@@ -170,6 +170,7 @@ def _photos(report: RestoreReport, networks: Networks) -> Iterator[Photo]:
     rows = geotags.read_metadata(root) or {}
     masks = {row.mask for row in rows.values()}
     files, left_out = photographs.list_files(root)
+    rows = photographs.named_as_files(rows, files)
     names = [name for name in files if name not in masks]
     if report.masks and report.masks != report.images:  # a folder of masks may lie below the images
         names = [name for name in names if not (root / name).is_relative_to(Path(report.masks))]

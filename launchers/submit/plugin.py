@@ -308,10 +308,6 @@ class SweepLauncher(Launcher):
     def _check(self, cells: Sequence[Point], typed_overrides: Sequence[str]) -> None:
         if self._config.hydra.sweeper.get("max_batch_size") is not None:
             raise UserError("hydra.sweeper.max_batch_size: a sweep is submitted as a whole; leave it out")
-        if any(
-            override.lstrip("+").startswith("hydra.sweep.subdir") for override in self._config.hydra.overrides.hydra
-        ):
-            raise UserError("hydra.sweep.subdir: run directories are named by point and attempt; leave it out")
         study, grid = cells[0].bench.study.name, cells[0].bench.study.grid
         if grid and self._config.hydra.sweeper._target_ != SweeperConf._target_:
             raise UserError(

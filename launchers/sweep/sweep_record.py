@@ -18,7 +18,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_plain, replace_bytes
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.records import ManifestHead, decode_record, read_record, write_record
-from inpaint_bench.core.schema import JOBS, LEDGER, MANIFEST, MULTIRUN, SWEEP
+from inpaint_bench.core.schema import JOBS, LEDGER, MANIFEST, MULTIRUN, SWEEP, Status
 
 from .attempt import Attempt
 
@@ -218,15 +218,17 @@ def refuse_mixed(key: str, folder: Path) -> None:
     above = folder.absolute().parents
     if sweep := next((path for path in (folder.absolute(), *above) if (path / SWEEP).exists()), None):
         raise UserError(f"{key}={folder}: belongs to the sweep {sweep}, whose runs it would mix; name another")
-    if run := next(filter(_is_run, above), None):
+    if (own := _run_in(folder)) and own.status == Status.COMPLETED:
+        raise UserError(f"{key}={folder}: holds a completed run, whose files a new one would replace; name another")
+    if run := next(filter(_run_in, above), None):
         raise UserError(f"{key}={folder}: lies in the run {run}, whose files it would mix; name another")
 
 
-def _is_run(folder: Path) -> bool:
+def _run_in(folder: Path) -> ManifestHead | None:
     with contextlib.suppress(OSError, ValueError):  # another program's file may have that name
         manifest = read_record(folder / MANIFEST, ManifestHead)
-        return manifest is not None and manifest.run_id is not None
-    return False
+        return manifest if manifest and manifest.run_id else None
+    return None
 
 
 def has_runs(folder: Path) -> bool:

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,15 @@ class TestCsv:
             HEADER.replace("\n", "\r\n") + "a.png,55,13,a house\r\n",
             HEADER.replace("\n", "\r") + "a.png,55,13,a house\r",
             HEADER.replace(",", ";") + "a.png;55;13;a house\n",
+            "sep=;\r\n" + HEADER.replace(",", ";") + "a.png;55;13;a house\n",
+            HEADER + "a.png,55,13,a house\na.png,55,13,a house\n",
             HEADER.replace(",", "\t") + "a.png\t55\t13\ta house\n",
             '"file_name","latitude","longitude","text"\n"a.png","55","13","a house"\n',
             codecs.BOM_UTF8 + HEADER.encode() + b"a.png,55,13,a house\n",
             (HEADER + "a.png,55,13,a house\n").encode("utf-16"),
             codecs.BOM_UTF16_BE + (HEADER + "a.png,55,13,a house\n").encode("utf-16-be"),
         ],
-        ids=range(13),
+        ids=range(15),
     )
     def test_forms_that_spreadsheets_write_are_read(self, images: Path, content: str | bytes) -> None:
         assert texts(images, content) == {"a.png": "a house"}
@@ -96,9 +99,36 @@ class TestCsv:
     def test_digits_with_underscores_are_no_position(self, images: Path) -> None:
         assert texts(images, HEADER + "a.png,5_5,13,a house\nb.png,55,13,another\n") == {"b.png": "another"}
 
+    def test_decimal_comma_is_named(self, images: Path) -> None:
+        with pytest.raises(UserError, match=r"2 latitude has a decimal comma; write a point, such as 55\.6988"):
+            texts(images, HEADER.replace(",", ";") + "a.png;55,1;13,2;x\nb.png;55,1;13,3;y\n")
+
+    @pytest.mark.parametrize("name", ["A.PNG", "/photos/a.png", "sub\\a.png", "a"])
+    def test_name_that_nearly_fits_is_named(self, images: Path, name: str) -> None:
+        if "sub" in name:
+            (images / "sub").mkdir()
+            (images / "a.png").rename(images / "sub" / "a.png")
+        with pytest.raises(UserError, match=r"folder \(.*\); '.*' may be '(sub/)?a\.png', as the folder has it"):
+            texts(images, HEADER + f"{name},55,13,a house\n")
+
+    def test_letter_with_an_accent_is_one_whatever_its_form(self, images: Path) -> None:
+        """As macOS names files, and programs write tables."""
+        (images / "a.png").rename(images / unicodedata.normalize("NFD", "gäta.png"))
+        rows = HEADER + "gäta.png,55,13,a house\n" + "b.png,55,14,another\n"
+        assert sorted(texts(images, rows).values()) == ["a house", "another"]
+
     def test_other_encodings_are_refused(self, images: Path) -> None:
-        with pytest.raises(UserError, match=r"metadata\.csv: cannot be read \('utf-8' codec can't decode byte 0xe9"):
+        with pytest.raises(UserError, match=r"metadata\.csv: cannot be read \(line 2: byte 0xe9 is not UTF-8"):
             texts(images, (HEADER + "a.png,55,13,café\n").encode("latin-1"))
+
+
+def test_git_lfs_pointers_are_named(images: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (images / "a.png").write_bytes(pointer)
+    with pytest.raises(UserError, match="is a Git LFS pointer: run `git lfs pull` there"):
+        texts(images, pointer)
+    with pytest.raises(UserError, match="1 cannot be read: is a Git LFS pointer"):
+        texts(images, HEADER + "a.png,55,13,a house\n")
 
 
 class TestColumns:

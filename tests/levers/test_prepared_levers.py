@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.models.latent_cache import cache_inputs
 from inpaint_bench.models.training_step import diffusion_loss, draw
 from inpaint_bench.workloads.finetune_inpaint import FineTuning
 from tests.data.support import prepared
@@ -17,6 +19,10 @@ from tests.data.support import prepared
 from . import test_levers
 
 CPU = torch.device("cpu")
+
+
+def _changed(inputs: dict[str, Any], others: dict[str, Any]) -> list[str]:
+    return [name for name, value in inputs.items() if others[name] != value]
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +100,18 @@ class TestCaches:
             build(dataset, "cache_masked", recipe__mask_pool=4)
         with pytest.raises(UserError, match=r"no cache fits.*masks sd, here disaster"):
             build(dataset, "cache_masked", data__masks="disaster")
+
+    def test_cache_of_another_tokenizer_or_activation_is_refused(self, dataset: Path) -> None:
+        """Regression: a text encoder of equal weights with other tokens was trained on the states of these."""
+        workload = build(dataset, "cache_text")
+        components = workload.components
+        networks, source = components.networks, components.source
+        known = cache_inputs(workload.bench, networks, source)
+        shifted = replace(networks, tokenize=lambda texts: networks.tokenize(texts).flip(1))
+        assert _changed(known, cache_inputs(workload.bench, shifted, source)) == ["tokens"]
+        networks.text_encoder.config.hidden_act = "relu"
+        assert _changed(known, cache_inputs(workload.bench, networks, source)) == ["text_encoder"]
+        workload.close()
 
     def test_truncated_array_is_refused(self, dataset: Path) -> None:
         (array,) = dataset.glob("cache/*/text.npy")

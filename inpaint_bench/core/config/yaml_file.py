@@ -21,7 +21,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import read_plain
 
-from .bench import BenchConfig
+from .bench import BenchConfig, WorkloadConfig
 from .validation import check_field, no_such_key
 
 MAX_BYTES: Final = 64 * 1024  # the longest of ours has 4 KB; YAML of this size takes seconds at worst
@@ -191,11 +191,12 @@ class _Reader:
         if not key:
             # Hydra's own: the defaults list of every file, and its node in those that are at the top.
             valid |= {"defaults", "hydra"} if kind is BenchConfig else {"defaults"}
+        is_closed = is_dataclass(kind) and kind is not WorkloadConfig  # whose keys are known once all is composed
         content = {}
         for name_node, child in self._pairs(node, key):
             name = self._scalar(name_node, [Any], key, {}) if kind is Any else name_node.value
             path = f"{key}.{name}" if key else str(name)
-            if is_dataclass(kind) and name not in valid:
+            if (is_closed or not key) and is_dataclass(kind) and name not in valid:
                 raise self._refusal(name_node, "", no_such_key(path, valid, group=self._group))
             if self._is_null(child):
                 child.start_mark = name_node.start_mark  # an empty value is found only where the next key begins

@@ -1,5 +1,6 @@
 """What the rest of the package asks of a model's architecture; by default the answers for the UNet of SD 1 and 2."""
 
+import inspect
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -131,7 +132,7 @@ class Architecture:
 
     def loaded(self, config: ModelConfig, networks: Any) -> ModelConfig:
         """Return the configuration with the shapes of networks of a folder."""
-        unet, vae = dict(networks.unet.config), dict(networks.vae.config)
+        unet, vae = known_keys(self.network, networks.unet), known_keys(self.vae, networks.vae)
         return replace(config, unet=unet, vae=vae, text_encoder=networks.text_encoder.config.to_dict())
 
     # --- shapes ----------------------------------------------------------------------------------
@@ -241,6 +242,12 @@ def special_ids(config: ModelConfig) -> dict[str, int]:
 def settings(config: ModelConfig) -> dict[str, Any]:
     """Return what the class of the network is built with: what is configured but for keys of ours."""
     return {name: value for name, value in config.network.items() if name not in ("architecture", "inpaints")}
+
+
+def known_keys(kind: Any, network: Any) -> dict[str, Any]:
+    """Return a network's configuration without keys that its class does not take: diffusers passes them by too."""
+    parameters = inspect.signature(kind).parameters
+    return {name: value for name, value in network.config.items() if name in parameters}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.models.execution import DTYPES
 from inpaint_bench.models.weights_folder import check_channels, numbered
 
-from .base import Architecture, own_blocks, refusing, settings, special_ids
+from .base import Architecture, known_keys, own_blocks, refusing, settings, special_ids
 from .location import LocationEncoder
 
 STEPS = 1000  # timesteps for s from 0 to 1
@@ -98,8 +98,8 @@ class FlowArchitecture(Architecture):
         names = numbered("text_encoder", len(encoders))
         texts = {name: encoder.config.to_dict() for name, encoder in zip(names, encoders, strict=True)}
         texts[names[-1]]["length"] = networks.text_encoder.length
-        network = {**config.transformer, **networks.unet.config}
-        return replace(config, transformer=network, vae=dict(networks.vae.config), **texts)
+        network = {**config.transformer, **known_keys(self.network, networks.unet)}
+        return replace(config, transformer=network, vae=known_keys(self.vae, networks.vae), **texts)
 
     def state_width(self, unet: Any) -> int:
         return int(unet.config.joint_attention_dim)

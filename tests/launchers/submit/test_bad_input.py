@@ -261,6 +261,15 @@ def test_single_run_into_a_sweep_is_refused(inside, capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
 
 
+def test_single_run_into_a_completed_one_is_refused(capsys, tmp_path):
+    """Regression: its rows stood beside those of the other, so that neither could be merged."""
+    replace_json(tmp_path / "manifest.json", {"run_id": "r-1", "status": "completed"})
+    overrides = ["gpu=cpu", "recipe=cpu", "telemetry=none", "model=tiny_inpaint", "data.resolution_px=64"]
+    assert main([*overrides, f"hydra.run.dir={tmp_path}"]) == 2
+    assert "holds a completed run, whose files a new one would replace" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
 @pytest.mark.parametrize(
     ("used", "folder", "message"),
     [
