@@ -60,7 +60,7 @@ demo: install  ## run the main sweep on this machine, without GPU and Slurm; mer
 quick: $(DEV)  ## run the tests that need no torch, Slurm, browser or process: about a minute
 	$(PYTEST) --quick
 
-test: check  ## run all checks and tests but the faults, some on real Slurm: about 15 minutes
+test: check  ## run all checks and tests but the faults, some on real Slurm: about 25 minutes
 	$(BIN)/python -m tests.testbed install || test -z "$(INPAINT_BENCH_REQUIRE_TESTBED)"
 	$(BIN)/python -m tests.browser install || test -z "$(INPAINT_BENCH_REQUIRE_BROWSER)"
 	$(PYTEST) --quick

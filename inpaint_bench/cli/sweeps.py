@@ -102,7 +102,7 @@ def run_cancel(sweep: Path, *, point: list[int] | None, as_json: bool) -> None:
     records = ledger.points(notes).values()
     if any(RERUN_REFUSES in note for note in notes):
         problems.append(
-            f"{sweep}: its ledger lacks attempts, whose jobs were not looked for; `squeue --me` lists yours"
+            f"{sweep}: its ledger lacks attempts, whose jobs were not looked for; `squeue --me -a` lists yours"
         )
     for plan, waiting in sorted(Counter(record.plan for record in records if record.plan).items()):
         # The plan may have been carried away and submitted there, which nothing here can know.
