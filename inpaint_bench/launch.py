@@ -1,5 +1,6 @@
 """`launch`: submit a sweep to every site; without -m run one point on this machine."""
 
+import filecmp
 import functools
 import logging
 import os
@@ -62,6 +63,8 @@ def _launch(arguments: list[str]) -> None:
         if not typed.config_dir.is_dir():
             raise UserError(f"--config-dir {typed.config_dir}: no such folder")
         folders.append(typed.config_dir)
+        if (root := typed.config_dir / "config.yaml").exists() and not filecmp.cmp(root, conf_dir() / root.name, False):
+            echo(f"{root}: is not read, since conf/config.yaml is the root; +experiment=NAME adds keys", error=True)
     if not typed.config_path:
         refuse_hidden_files(folders)
     refuse_wrong_overrides(typed.overrides, folders, multirun=typed.multirun)

@@ -74,7 +74,7 @@ _BY_SIGNAL = re.compile(r"\d+:[1-9]\d*|(10|12|129|1[3-9]\d):0")
 ALIVE_S = 300.0  # a process that has written a file since then is alive
 # The worker rewrites the manifest every few seconds while steps run, but building and compiling take minutes.
 STALE_MANIFEST_S = 600.0
-GONE_S = 7200.0  # what has not been written for so long belongs to no live process, on whatever machine
+GONE_S = 86400.0  # a process of another machine that has written no file since then is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +146,7 @@ class RunArtifacts:
     run_dir_exists: bool = True  # else there is no manifest either
     manifest_age_s: float | None = None  # since the manifest was last written, by the file system's time
     sign_of_life: str = ""  # the file that was written within the last ALIVE_S, if that was asked for
+    newest_age_s: float | None = None  # since any file was written; None: there is none, or that was not asked for
 
     @classmethod
     def read(cls, run_dir: Path, now_unix: float | None = None) -> Self:
@@ -187,7 +188,8 @@ class RunArtifacts:
                         newest_unix, name = max((newest_unix, name), (status.st_mtime, path.name))
         except OSError as error:
             return replace(self, unreadable=self.of_error(error, run_dir).unreadable)
-        return replace(self, sign_of_life=_just_written(name, now_unix - newest_unix))
+        age_s = now_unix - newest_unix
+        return replace(self, sign_of_life=_just_written(name, age_s), newest_age_s=age_s if name else None)
 
 
 def _just_written(name: str, age_s: float | None) -> str:
@@ -249,7 +251,8 @@ def resolve_attempt_state(
     `no_answer_reason`.
     """
     manifest, state = artifacts.manifest, scheduler.state if scheduler else None
-    if refused and not submitted and manifest is None:
+    left_running = manifest is None or manifest.status == Status.RUNNING
+    if refused and not submitted and left_running and not _just_written(MANIFEST, artifacts.manifest_age_s):
         return _failed(Reason.NEVER_STARTED, refused)
     phase = scheduler.meaning.phase if scheduler else None
     in_queue = scheduler and phase in (PointState.QUEUED, PointState.RUNNING) and not scheduler.unlisted
@@ -313,7 +316,7 @@ def _from_failed_job(scheduler: SchedulerState, artifacts: RunArtifacts, cancell
     if manifest is None:
         cause = ""
         if scheduler.exit_code == "0:53":
-            cause = ": Slurm could not open its log; the sweep directory is missing there, or cannot be written"
+            cause = ": Slurm could not open its log; that node lacks the sweep directory, or may not write into it"
         return _failed(Reason.NEVER_STARTED, f"the job failed, and {_missing(artifacts)} ({detail}){cause}")
     # The worker had no time to write how it ended, for example after SIGKILL.
     if manifest.status == Status.RUNNING:

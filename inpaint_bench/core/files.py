@@ -56,7 +56,7 @@ def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None 
                 raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
             content = source.read()
         if content.startswith(LFS_POINTER):
-            raise OSError(errno.EINVAL, "is a Git LFS pointer: run `git lfs pull` there", str(path))
+            raise OSError(errno.ENXIO, "is a Git LFS pointer: run `git lfs pull` there", str(path))
         return content
 
     try:

@@ -32,10 +32,11 @@ from .files import expand_path, read_json
 from .key_docs import key_elsewhere
 from .paths import conf_dir, testbed_dir
 
+CHDIR = "hydra.job.chdir"
 _NOT_READ = {
     "prepare": "no run reads it; it is a key of `inpaint-bench prepare`",
     "identity": "is filled in by the launcher; leave it out",
-    "hydra.job.chdir": "relative paths are those of the folder where `launch` is called; leave it out",
+    CHDIR: "relative paths are those of the folder where `launch` is called; leave it out",
     "hydra.sweep.subdir": "run directories are named by point and attempt; leave it out",
 }
 
@@ -94,7 +95,7 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
         for file in folder.glob("*/*.yml"):
             if (conf_dir() / file.parent.name).is_dir():
                 raise UserError(f"{file}: is not read; name it {file.stem}.yaml")
-        for file in filter(Path.is_file, sorted((folder / "config.yaml", *folder.glob("*/*.yaml")))):
+        for file in filter(Path.is_file, sorted(folder.glob("*/*.yaml"))):
             first = used.setdefault(file.relative_to(folder), file)
             if not filecmp.cmp(first, file, shallow=False):
                 raise UserError(f"{file}: is not read, since {first} comes first on Hydra's search path; rename it")
@@ -119,14 +120,15 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             raise UserError(explain_override(line)) from None
         key, typed = override.key_or_group, line.partition("=")[2]
         group = key.partition(".")[0]
-        unread = _NOT_READ.get(key) if typed != "false" else None  # Hydra's default of hydra.job.chdir
-        if (unread := unread or _NOT_READ.get(group)) and (multirun is not None or group != "prepare"):
+        unread = _NOT_READ.get(key) or _NOT_READ.get(group)
+        # false is Hydra's default of hydra.job.chdir
+        if unread and (multirun is not None or group != "prepare") and (key, typed.lower()) != (CHDIR, "false"):
             raise UserError(f"{line}: {unread}")
-        if multirun is None and group == "hydra":
-            raise UserError(f"{line}: is a key of a run's or a sweep's folder, and this command has neither")
-        if key == "hydra.sweep.dir" and "${hydra" in typed:
+        if multirun is None and key.startswith(("hydra.run.", "hydra.sweep.")):
+            raise UserError(f"{line}: is a key of a run's or a sweep's folder, and this command makes neither")
+        if key == "hydra.sweep.dir" and "${hydra:" in typed:
             raise UserError(f"{line}: a sweep has no ${{hydra:...}}, since its points differ; ${{now:%Y-%m-%d}} works")
-        if key.startswith("hydra.run." if multirun else "hydra.sweep."):
+        if multirun is not None and key.startswith("hydra.run." if multirun else "hydra.sweep."):
             right = "a sweep with -m has hydra.sweep.dir" if multirun else "a run without -m has hydra.run.dir"
             raise UserError(f"{line}: is not read; {right}")
         if key.endswith(".partition") and override.is_sweep_override():
@@ -145,10 +147,12 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
             echo(f"{key} is given twice: {line} counts, {first} does not{several}", error=True)
         value = override.value()
         if not multirun and override.is_sweep_override():
-            several = f"a list is {key}=[{typed}]"
-            if multirun is False:
-                several = f"several values need -m, which submits a sweep: inpaint-bench launch -m {line} ..."
-            raise UserError(f"{line}: {several}; a text with a comma is quoted twice: '{key}=\"{typed}\"'")
+            advice = [f"several values need -m, which submits a sweep: inpaint-bench launch -m {line} ..."]
+            if multirun is None:
+                advice = ["takes one value, or a list in brackets"]
+            if yaml_file.takes_text(key):
+                advice += [f"a text with a comma is quoted twice: '{key}=\"{typed}\"'"]
+            raise UserError(f"{line}: {'; '.join(advice)}")
         values = value.list if isinstance(value, ChoiceSweep) else [value]
         for item in values:  # here: Hydra writes what it has read into the overrides of the points
             yaml_file.refuse_guessed_text(key, item, typed)
@@ -158,7 +162,8 @@ def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *,
         for choice in values if key in groups else []:
             is_list = isinstance(choice, list)
             if isinstance(choice, int | float | None) or (is_list and key != "recipe"):
-                needed = f"the name of a file in conf/{key}" + f"; several are swept with -m {key}=a,b" * is_list
+                several = f"; several are swept with -m {key}=a,b" if is_list and multirun is not None else ""
+                needed = f"the name of a file in conf/{key}{several}"
                 if key == "recipe":
                     needed = "the name of a lever or bundle, or a list of them; `inpaint-bench levers` lists all"
                 raise UserError(f"{override.input_line}: needs {needed}")

@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -34,9 +34,6 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".avif", *(HEIC_S
 OTHER_FILES = {
     **dict.fromkeys(HEIC_SUFFIXES, transform.NEEDS_HEIC),
     **dict.fromkeys(
-        (".bmp", ".gif", ".jfif", ".jp2"), "format that is not read: convert it to JPEG or PNG; a .jfif is named .jpg"
-    ),
-    **dict.fromkeys(
         (
             *(".3fr", ".arw", ".cr2", ".cr3", ".dng", ".erf", ".iiq", ".kdc", ".mrw", ".nef", ".nrw", ".orf"),
             *(".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
@@ -44,6 +41,7 @@ OTHER_FILES = {
         "RAW file of a camera: export it as JPEG or TIFF",
     ),
     **dict.fromkeys((".bmp", ".gif", ".jp2", ".jxl", ".psd", ".svg"), "image of a format that is not read: convert it"),
+    ".jfif": "JPEG of another suffix: name it .jpg",
     **dict.fromkeys((".txt", ".caption"), "text of no image: a caption of NAME.jpg is NAME.txt or NAME.caption"),
     **dict.fromkeys((".aae", ".json", ".pp3", ".thm", ".xmp"), "sidecar file of an image"),
     **dict.fromkeys((".avi", ".insv", ".m4v", ".mkv", ".mov", ".mp4"), "video"),
@@ -99,10 +97,10 @@ class FolderSource(Source):
         """
         root = check_folder(config.root)
         rows = geotags.read_metadata(root)
-        # Masks may lie beside the photographs; they are not images of their own.
-        masks = {row.mask for row in (rows or {}).values()}
         files, skipped = list_files(root)
         rows = rows and named_as_files(rows, files)
+        # Masks may lie beside the photographs; they are not images of their own.
+        masks = {row.mask for row in (rows or {}).values()}
         names = [name for name in files if name not in masks]
         skipped += rows_without_image(root, rows or {}, {*names, *(image.file for image in skipped)})
         examine = partial(_examine, root, rows=rows, side=config.resolution_px)
@@ -247,22 +245,27 @@ def _why_no_image(root: Path, name: str) -> str | None:
 
 def named_as_files(rows: dict[str, MetadataRow], files: Sequence[str]) -> dict[str, MetadataRow]:
     """Return the rows under the names of the files: macOS stores letters with accents in two parts, tables do not."""
-    lost = rows.keys() - set(files)
-    by_form = {unicodedata.normalize("NFC", name): name for name in files if name not in rows} if lost else {}
+    known = set(files)
+    by_form = {unicodedata.normalize("NFC", name): name for name in files if not name.isascii()}
+
+    def own(name: str) -> str:
+        return name if name in known else by_form.get(unicodedata.normalize("NFC", name), name)
+
     named: dict[str, MetadataRow] = {}
     for name, row in rows.items():
-        own = by_form.get(unicodedata.normalize("NFC", name), name) if name in lost else name
-        named[name if own in named else own] = row
+        key = name if own(name) in rows or own(name) in named else own(name)
+        named[key] = replace(row, mask=own(row.mask)) if row.mask else row
     return named
 
 
-def _similar(name: str, images: Iterable[str]) -> str | None:
-    """Return an image whose name may be meant: in other case, with backslashes, below another folder, or a suffix."""
-    meant = name.replace("\\", "/").lower()
-    for image in sorted(images):
-        form = image.lower()
-        if f"/{meant}".endswith(f"/{form}") or form.rpartition(".")[0] == meant:
-            return image
+def _may_be_meant(lost: Iterable[str], images: Iterable[str]) -> tuple[str, str] | None:
+    """Return a name without image and the image that it may mean: in other case, below another folder, or a suffix."""
+    forms = {form: image for image in images for form in (image.lower(), image.lower().rpartition(".")[0])}
+    for name in lost:
+        parts = name.replace("\\", "/").lower().split("/")
+        tails = ("/".join(parts[at:]) for at in range(len(parts)))
+        if image := next((forms[tail] for tail in tails if tail in forms), None):
+            return name, image
     return None
 
 
@@ -273,8 +276,7 @@ def rows_without_image(root: Path, rows: dict[str, MetadataRow], images: set[str
     mask_reason = "also named as a mask in the metadata file, so it is not used as an image"
     skipped = []
     lost = sorted(rows.keys() - images)
-    similar = ((name, _similar(name, images)) for name in lost)
-    if pair := next((pair for pair in similar if pair[1]), None):
+    if pair := _may_be_meant(lost, images):
         absent_reason += f"; {pair[0]!r} may be {pair[1]!r}, as the folder has it"
     for name in lost:
         is_mask = name in masks and (root / name).is_file()

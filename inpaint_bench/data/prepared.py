@@ -377,8 +377,9 @@ def describe_mismatch(folder: Path, inputs: Mapping[str, Any]) -> str:
         )
     nearest = min(caches, key=lambda cache: len(_differences(cache, inputs)))
     parts = [f"{name} {nearest.inputs.get(name)}, here {inputs[name]}" for name in _differences(nearest, inputs)]
+    made = f"with {'; '.join(parts)}" if nearest.inputs.get("version") == inputs["version"] else "by an earlier version"
     return (
-        f"{folder}: no cache fits; the nearest, {nearest.key}, was made with {'; '.join(parts)}. "
+        f"{folder}: no cache fits; the nearest, {nearest.key}, was made {made}. "
         "`prepare ... prepare.caches=true` with these settings creates one"
     )
 

@@ -40,7 +40,7 @@ SAMPLED_TEXTS = 1000
 # Values of a configuration that change what a network computes, and not its weights
 _COMPUTES = (
     *("act_fn", "feed_forward_proj", "hidden_act", "layer_norm_eps", "layer_norm_epsilon", "norm_num_groups"),
-    *("num_attention_heads", "rms_norm_eps", "rope_theta"),
+    *("num_attention_heads", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta"),
 )
 
 

@@ -320,7 +320,8 @@ def _find_problem(folder: Path, stem: str) -> str | None:
         kind, shape = headers[name][tensor]
         # Integers are positions, and the batches that a batch norm counted.
         counts = kind == "I64" and tensor.endswith(("position_ids", "num_batches_tracked"))
-        if kind not in ("F64", "F32", "F16", "BF16") and not counts:
+        is_trained = folder.name in ("unet", "transformer")
+        if (not kind.startswith(("F", "BF")) and not counts) or (is_trained and kind.startswith("F8")):
             return f"cannot be loaded ({name} has {tensor} in {kind}: quantized weights cannot be trained on)"
         key = _SIZES.get(tensor.removeprefix("text_model."), "")
         if (value := config.get(key)) and [value] != shape[1:2]:

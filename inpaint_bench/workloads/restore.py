@@ -167,10 +167,9 @@ def _photos(report: RestoreReport, networks: Networks) -> Iterator[Photo]:
     Hidden files and masks are no images. Raises UserError if there is none, or the metadata cannot be read.
     """
     root = Path(report.images)
-    rows = geotags.read_metadata(root) or {}
-    masks = {row.mask for row in rows.values()}
     files, left_out = photographs.list_files(root)
-    rows = photographs.named_as_files(rows, files)
+    rows = photographs.named_as_files(geotags.read_metadata(root) or {}, files)
+    masks = {row.mask for row in rows.values()}
     names = [name for name in files if name not in masks]
     if report.masks and report.masks != report.images:  # a folder of masks may lie below the images
         names = [name for name in names if not (root / name).is_relative_to(Path(report.masks))]

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from inpaint_bench.core.config.site import SiteConfig
@@ -19,7 +19,7 @@ _JOB_VARIABLES = (
     *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"),
 )
 
-# How Slurm's commands reach its controller: https://slurm.schedmd.com/squeue.html
+# How Slurm's commands reach its controller, also without a slurm.conf, and with auth/jwt and auth/slurm
 _TO_CONTROLLER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET")
 
 # What sbatch would read from the shell, by option, and the keys that do the same
@@ -74,18 +74,15 @@ def shell_conf(site: SiteConfig) -> str | None:
 
 
 def other_conf(site: SiteConfig, submitted: Iterable[str | None]) -> str | None:
-    """Say that jobs were submitted by other values of `shell_conf` than this shell's: another Slurm may not know them.
-
-    A file that is gone was moved, and is not compared.
-    """
+    """Say that a `shell_conf` of the submissions is not that of this shell: another Slurm may not know the jobs."""
     here = shell_conf(site)
-    for conf in {conf for conf in submitted if None not in (conf, here)}:
-        files = [Path(text or _DEFAULT_CONF) for text in (conf, here)]
-        if conf != here and files[0].resolve() != files[1].resolve() and (not conf or files[0].exists()):
-            return (
-                f"its jobs were submitted with {f'SLURM_CONF={conf}' if conf else 'no SLURM_CONF'}, and this shell has "
-                f"{f'SLURM_CONF={here}' if here else 'none'}, perhaps of another cluster: set it as it was"
-            )
+    for conf in {conf for conf in submitted if None not in (conf, here) and conf != here}:
+        with suppress(OSError, ValueError):  # what a damaged ledger says may be no path
+            if Path(conf or _DEFAULT_CONF).resolve() == Path(here or _DEFAULT_CONF).resolve():
+                continue
+        had, has = (f"SLURM_CONF={text}" if text else "no SLURM_CONF" for text in (conf, here))
+        cure = f"`export {had}`" if conf else "`unset SLURM_CONF`"
+        return f"its jobs were submitted with {had}, and this shell has {has}, perhaps of another cluster: {cure} first"
     return None
 
 

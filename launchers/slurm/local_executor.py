@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 SAVE_TIMEOUT_S = 900.0  # for the checkpoint of a job that is stopped: 10 GB for SD 1.5, on a slow disk
 QUIT_TIMEOUT_S = 15.0  # for jobs that save nothing any more
-_FIRST_NAMESPACE = "4026531836"  # PROC_PID_INIT_INO of Linux: outside of containers
 
 
 def visible_gpus() -> list[str]:
@@ -165,17 +164,16 @@ def _await_end(running: Sequence[_Running], timeout_s: float) -> None:
 
 
 def machine() -> str:
-    """Return the host, with the namespace of process ids in a container, which may share the host's name."""
+    """Return the host and the namespace of process ids: a container has its own, and may share the host's name."""
     with contextlib.suppress(OSError):
-        namespace = re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))
-        return socket.gethostname() + ("" if namespace == _FIRST_NAMESPACE else f"-{namespace}")
+        return f"{socket.gethostname()}-{re.sub(r'[^0-9]', '', str(Path('/proc/self/ns/pid').readlink()))}"
     return socket.gethostname()
 
 
 def process_id(job_id: str) -> int | None:
     """Return the process id in a local job's id; None if the job is on another machine."""
     pid, _, host = job_id.removeprefix("pid:").partition("@")
-    return int(pid) if host == machine() else None
+    return int(pid) if host in (machine(), socket.gethostname()) else None  # earlier versions wrote the host alone
 
 
 def is_alive(pid: int) -> bool:

@@ -60,7 +60,7 @@ class SlurmReply:
     sacct: str = NOT_ASKED
     owner: str | None = None  # another user, whose jobs Slurm may hide
     foreign: Mapping[str, str] = field(default_factory=dict)  # names of foreign jobs by array id
-    twins: Mapping[str, str] = field(default_factory=dict)  # names of recorded arrays by id of another one with it
+    twins: Sequence[str] = ()  # sentences on arrays with the name of a recorded one
     error: str | None = None  # why the site could not be queried at all
 
     @property
@@ -136,10 +136,10 @@ def query_jobs(
                 states[job_id] = _DROPPED
             elif state.meaning.phase in (PointState.QUEUED, PointState.RUNNING):
                 states[job_id] = replace(state, unlisted=True)
+    twins = names.twin_sentences(site)
     return SlurmReply(
-        states=states, steps=steps or {}, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign,
-        twins=names.twins,
-    )  # fmt: skip
+        states=states, steps=steps or {}, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign, twins=twins
+    )
 
 
 _DROPPED = SchedulerState(state=DROPPED, detail="Slurm lists the rest of its array without it")
@@ -177,6 +177,14 @@ class _KnownNames:
         else:
             self.foreign[array] = self.renamed[job_id] = name
         return False
+
+    def twin_sentences(self, site: SiteConfig) -> list[str]:
+        """Say that Slurm has an array twice, perhaps as a site's sbatch repeats a call."""
+        return [
+            f"job {array} is also named {name}, and is not recorded: unless a copy of this sweep submitted it, both "
+            f"write into one folder, so `{' '.join(at_cluster(site, ['scancel', array]))}`"
+            for array, name in self.twins.items()
+        ]
 
     def tasks(self, job_id: str, state: str) -> list[str]:
         """Return the jobs that a row is about, as far as it says."""
@@ -257,7 +265,9 @@ def _query_sacct(
 
 def _order(row: Sequence[str]) -> tuple[bool, int]:
     """Sort rows so that the last one of a task counts: no list, which may be older, nor the end of an earlier start."""
-    return "[" not in row[0] and "_" in row[0], _rank(_name(row[1]))
+    name = _name(row[1])
+    # A federated job is revoked on every cluster but one; squeue -a lists those records too.
+    return "[" not in row[0] and "_" in row[0], -1 if name == "REVOKED" else _rank(name)
 
 
 def _name(text: str) -> str:
@@ -325,14 +335,9 @@ def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[s
         return set(), [f"nothing was cancelled because squeue {result}; cancel again when it answers"]
     foreign = [f"job {array} is not this sweep's, it is named {name}" for array, name in names.foreign.items()]
     foreign += [f"squeue does not say which tasks of {array} it lists; cancel again later" for array in names.unclear]
-    foreign += [twin_sentence(array, name) for array, name in names.twins.items()]
+    foreign += names.twin_sentences(site)
     foreign += [f"squeue {result}; cancel again when it answers"] if result != OK else []
     return {job_id for job_id, state in queued.items() if job_id in jobs and not state.ended}, foreign
-
-
-def twin_sentence(array: str, name: str) -> str:
-    """Say that sbatch was called twice for an array, perhaps by a site's wrapper that repeats a call."""
-    return f"job {array} is also named {name} and is not recorded: both write into one folder, so scancel {array}"
 
 
 def cancellable_steps(site: SiteConfig, steps: Collection[tuple[str, str]]) -> tuple[set[str], list[str]]:
@@ -346,7 +351,7 @@ def cancellable_steps(site: SiteConfig, steps: Collection[tuple[str, str]]) -> t
 def cancel_jobs(site: SiteConfig, job_ids: Iterable[str], *options: str) -> str | None:
     """Run scancel on jobs that `cancellable_jobs` returned. Returns an error message, or None."""
     _, result = _run(site, ["scancel", *options, *job_ids])
-    return None if result == OK else f"scancel {result}; `status` shows what it cancelled"
+    return None if result == OK else f"scancel {result}, so some jobs may go on; `status` shows which"
 
 
 def elapsed_s(site: SiteConfig, jobs: JobNames, since_unix: float = 0.0) -> dict[str, float]:

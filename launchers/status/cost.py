@@ -43,13 +43,16 @@ def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
             since_unix = min(attempt.planned_unix for attempt in attempts)
             by_job = elapsed_s(site, {str(attempt.job_id): attempt.job_name for attempt in attempts}, since_unix)
             sharing = Counter(attempt.job_id for attempt in attempts)  # points that one job ran share its time
+            unknown = 0
             for attempt in attempts:
                 if (seconds := by_job.get(str(attempt.job_id))) is not None:
                     costs[attempt.key] = _cost(statuses[attempt.key], sweep.sites, seconds / sharing[attempt.job_id])
                 else:
                     costs[attempt.key] = replace(costs[attempt.key], actual=None, at_most=attempt.service_units)
-            if left := sum(str(attempt.job_id) not in by_job for attempt in attempts):
-                log.warning(f"{queue}: sacct gives no elapsed time of {pluralize(left, 'attempt')}: the limits count")
+                    unknown += 1
+            if unknown:
+                those = pluralize(unknown, "attempt")
+                log.warning(f"{queue}: sacct gives no elapsed time of {those}: time limits count against the budget")
     return costs
 
 

@@ -44,7 +44,6 @@ from launchers.slurm.query import (
     cancellable_steps,
     find_arrays,
     query_jobs,
-    twin_sentence,
 )
 from launchers.sweep import private_dirs
 from launchers.sweep.attempt import Attempt, AttemptKey
@@ -144,13 +143,14 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
         now_unix=now_unix,
     )
     points = [sources.point_status(record) for _, record in sorted(records.items())]
+    notes += [f"{queue}: {sentence}" for queue, reply in sources.replies.items() for sentence in reply.twins]
     if not owner:
         sources.save_states(attempt for point in points for attempt in point.attempts)
     return SweepStatus(
         points=points,
         sites=sites,
         replies=sources.replies,
-        notes=[*notes, *_superseded(points), *_twins(sources.replies)],
+        notes=[*notes, *_superseded(points)],
         can_rerun=not owner and not any(RERUN_REFUSES in note for note in notes),
     )
 
@@ -292,10 +292,7 @@ class _Sources:
             submitted_here = attempt.job_id is not None and self.sites[attempt.site].connection.submits_here
             may_still_run = scheduler is None and submitted_here
             if scheduler and submitted_here and (scheduler.state in (None, DROPPED) or scheduler.unlisted):
-                jobs = self.folder / JOBS / attempt.group
-                if not any(is_behind_link(self.folder, path) for path in (run_dir, jobs)):
-                    logs = jobs.glob(f"{attempt.job_id}_*_log.*")
-                    artifacts = artifacts.with_sign_of_life(run_dir, logs, self.now_unix)
+                artifacts = self._with_newest_file(attempt)
             resolved = resolve_attempt_state(
                 submitted=attempt.job_id is not None,
                 refused=attempt.refused,
@@ -307,6 +304,15 @@ class _Sources:
         return AttemptStatus(
             **vars(resolved), attempt=attempt, artifacts=artifacts, run_dir=run_dir, scheduler=scheduler
         )
+
+    def _with_newest_file(self, attempt: Attempt) -> RunArtifacts:
+        """Return the artifacts of an attempt with the newest of its files and logs, unless a link leads there."""
+        artifacts = _own_artifacts(attempt, self.artifacts[attempt.key])
+        run_dir, jobs = self.folder / attempt.subdir, self.folder / JOBS / attempt.group
+        if any(is_behind_link(self.folder, path) for path in (run_dir, jobs)):
+            return artifacts
+        number = str(attempt.job_id).removeprefix("pid:").partition("@")[0]
+        return artifacts.with_sign_of_life(run_dir, jobs.glob(f"{number}_*_log.*"), self.now_unix)
 
     def _unsubmitted(self, attempt: Attempt) -> AttemptState | None:
         """Return the state of an attempt without a job id that is queued here, or may have been submitted."""
@@ -336,10 +342,9 @@ class _Sources:
             if state and state.state is None and self.is_recent and not attempt.cancelled:
                 state, reason = None, "neither squeue nor sacct lists it yet, minutes after the last submission"
         elif (pid := process_id(job_id)) is None:
-            age_s, state = self.artifacts[attempt.key].manifest_age_s or 0.0, None
-            reason = f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
-            if age_s > GONE_S:
-                state = SchedulerState(state=PROCESS_EXITED, raw=f"its manifest is {age_s / 3600:.0f} h old")
+            state, reason = None, f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
+            if (age_s := self._with_newest_file(attempt).newest_age_s or 0.0) > GONE_S:
+                state = SchedulerState(state=PROCESS_EXITED, raw=f"no file was written for {age_s / 3600:.0f} h")
         elif is_alive(pid):
             state, reason = SchedulerState(state="RUNNING", raw=f"process {pid} is running"), ""
         else:
@@ -395,12 +400,6 @@ def _superseded(points: Iterable[PointStatus]) -> list[str]:
         for earlier in point.attempts[:-1]
         if earlier.state in (PointState.QUEUED, PointState.RUNNING) and earlier.scheduler is not None
     ]
-
-
-def _twins(replies: Mapping[str, SlurmReply]) -> list[str]:
-    """Describe arrays that have the name of a recorded one."""
-    pairs = [(queue, *pair) for queue, reply in replies.items() for pair in reply.twins.items()]
-    return [f"{queue}: {twin_sentence(array, name)}" for queue, array, name in pairs]
 
 
 def slowest_site(sites: Iterable[SiteConfig]) -> SiteConfig | None:

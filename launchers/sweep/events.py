@@ -24,7 +24,7 @@ class Planned(_Event, frozen=True, kw_only=True):
     site: str
     partition: str | None = None
     carried: bool = False  # the sweep is from before 0.2: its results came here in an archive
-    slurm_conf: str | None = None  # environment.shell_conf, of the shell that submits it
+    slurm_conf: Annotated[str, Meta(max_length=4096)] | None = None  # environment.shell_conf of the shell that submits
     attempts: list[Attempt]  # what they request, in order of array tasks
 
 

@@ -25,7 +25,8 @@ SMALL = ("data.resolution_px=32", "prepare.shard_images=8", f"prepare.formats=[{
 
 def prepared(out: Path, *overrides: str) -> Path:
     """Run `prepare` with the generator, in every format unless `overrides` say otherwise."""
-    assert app.main(["prepare", "data=synthetic", f"prepare.out={out}", *SMALL, *overrides]) == 0
+    kind = [] if any(override.startswith("data=") for override in overrides) else ["data=synthetic"]
+    assert app.main(["prepare", *kind, f"prepare.out={out}", *SMALL, *overrides]) == 0
     return out
 
 

@@ -76,7 +76,7 @@ def test_captions_are_the_first_line_of_the_text_beside_an_image(tmp_path: Path)
         "e.png": "",
     }
     assert reasons(source) == {
-        "d.png": "its caption d.txt cannot be read: invalid continuation byte",
+        "d.png": "its caption d.txt cannot be read: line 1: byte 0xe9 is not utf-8; save it as UTF-8",
         "notes.txt": NO_CAPTION,
     }
     identity = source.identity
@@ -171,7 +171,18 @@ class TestEveryFileIsCounted:
         (tmp_path / "folder").mkdir()
         (tmp_path / "linked").symlink_to(tmp_path / "folder", target_is_directory=True)
         os.mkfifo(tmp_path / "pipe.jpg")
-        others = ["a.CR2", "b.nef", "c.gif", "d.xmp", "e.mov", "f", ".DS_Store", ".cache/g.jpg", "folder/h.txt"]
+        others = [
+            "a.CR2",
+            "b.nef",
+            "c.gif",
+            "c.jfif",
+            "d.xmp",
+            "e.mov",
+            "f",
+            ".DS_Store",
+            ".cache/g.jpg",
+            "folder/h.txt",
+        ]
         for name in others:
             (tmp_path / name).write_bytes(b"content")
         source = folder(tmp_path)
@@ -182,6 +193,7 @@ class TestEveryFileIsCounted:
             "a.CR2": "RAW file of a camera: export it as JPEG or TIFF",
             "b.nef": "RAW file of a camera: export it as JPEG or TIFF",
             "c.gif": "image of a format that is not read: convert it",
+            "c.jfif": "JPEG of another suffix: name it .jpg",
             "d.xmp": "sidecar file of an image",
             "e.mov": "video",
             "f": "not an image",
@@ -190,7 +202,7 @@ class TestEveryFileIsCounted:
             "pipe.jpg": "cannot be read: is not a plain file",
             "twice.jpg": "duplicate: an image before it is the same",
         }
-        assert (source.inventory.found, source.inventory.used) == (13, 1)
+        assert (source.inventory.found, source.inventory.used) == (14, 1)
 
     @pytest.mark.skipif(bool(transform.HEIC), reason="HEIC can be read here")
     def test_heic_names_the_extra_also_under_another_name(self, tmp_path: Path) -> None:

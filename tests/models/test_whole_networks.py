@@ -276,6 +276,12 @@ class TestConfiguration:
         model = bench("model=tiny_inpaint", f"model.weights={saved_copy}").model
         assert flops.count(model, 64, networks)["unet_forward"] > 0
 
+    def test_keys_that_diffusers_passes_by_are_passed_by_in_a_transformer(self, my_flux: Path) -> None:
+        set_key(my_flux / "transformer/config.json", decay=0.9999)
+        networks = built("fill", f"model.weights={my_flux}")
+        model = bench("model=tiny_flux_fill", f"model.weights={my_flux}").model
+        assert flops.count(model, 64, networks)["unet_forward"] > 0
+
     @pytest.mark.parametrize(
         ("part", "keys", "sentence"),
         [

@@ -85,7 +85,7 @@ def test_captions_are_drawn_by_the_seed_without_replacement_in_the_order_of_ids(
     [
         (None, r"cannot be read \(No such file or directory\)"),
         ('[{"image_id": 404464, "caption": "a man"}]', r"not captions in COCO's format \(Expected `object`"),
-        ("version https://git-lfs.github.com/spec/v1", "not captions in COCO's format"),
+        ("version https://git-lfs.github.com/spec/v1", r"cannot be read \(is a Git LFS pointer: run `git lfs pull`"),
         ('{"annotations": [{"id": 1, "bbox": []}]}', "not captions in COCO's format .*`caption`"),
         ('{"annotations": [{"id": 1, "caption": "a"}]}', "has 1 captions, and a run needs 32 different ones"),
     ],

@@ -103,6 +103,14 @@ def refuse_guessed_text(key: str, value: Any, typed: str) -> None:
         raise UserError(f"{key}={typed}: a text is needed, and this is read as {text} unless quoted: '{quoted}'")
 
 
+def takes_text(key: str) -> bool:
+    """Return whether a key of the root takes a text."""
+    kind: Any = BenchConfig
+    for name in key.split("."):
+        kind, _ = _declared_child(kind, name, {})
+    return str in _alternatives(kind)[0]
+
+
 @cache  # it takes a millisecond, and the points of a sweep have thousands of overrides
 def _declared_fields(kind: Any) -> dict[str, tuple[Any, Mapping[str, Any]]]:
     """Return type and limits of the fields of a dataclass; nothing for another type."""

@@ -295,6 +295,11 @@ SHELL_ENDS = r"\(~/\.bashrc or .*\) ends or replaces it before it runs a command
         ({"bash_profile": "exec sh"}, PROFILE_ENDS),
         ({"bashrc": "test -t 0 || exit 0"}, SHELL_ENDS),
         ({"bashrc": "exec sh"}, SHELL_ENDS),
+        # as of an account that may run nothing
+        (
+            {"bashrc": "echo Your password has expired.; exit 1"},
+            "login printed 'Your password has expired.' and ran no",
+        ),
         ({"bashrc": "echo; echo Good morning"}, None),
     ],
 )

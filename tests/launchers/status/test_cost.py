@@ -89,7 +89,7 @@ def test_time_that_sacct_does_not_give_counts_as_the_limit(tmp_path, fake_comman
         replace_json(tmp_path / str(num) / "attempt-1" / "manifest.json", took)
     costs = attempt_costs(poll_sweep(ledger)).values()
     assert [(cost.actual, cost.at_most) for cost in costs] == [(1.5, 1.5), (None, 3.0)]
-    assert "delta: sacct gives no elapsed time of 1 attempt: the limits count" in caplog.text
+    assert "delta: sacct gives no elapsed time of 1 attempt: time limits count against the budget" in caplog.text
     assert " -S " in sacct.read_text()
 
 

@@ -273,7 +273,8 @@ class TestWhatSlurmPrints:
     def test_array_that_was_submitted_twice_is_told(self, sweep, capsys, fake_command):
         scancel = fake_command("scancel", "")
         folder = sweep(self.queued(0) + self.queued(0, "RUNNING").replace("7_0", "6_0"))
-        sentence = "job 6 is also named inpaint-s1-g and is not recorded: both write into one folder, so scancel 6"
+        sentence = "job 6 is also named inpaint-s1-g, and is not recorded: unless a copy of this sweep submitted it, "
+        sentence += "both write into one folder, so `scancel 6`"
         assert sentence in " ".join(run(capsys, "status", str(folder))[1].split())
         code, output = run(capsys, "cancel", str(folder))
         assert (code, sentence in output, scancel.read_text()) == (2, True, "7_0\n")
@@ -294,8 +295,7 @@ class TestWhatSlurmPrints:
     def test_log_that_slurm_could_not_open_is_the_cause(self, sweep, capsys):
         folder = sweep(sacct=self.ended(0, "FAILED", "0:53", "RaisedSignal:53(Real-time_signal_19)"))
         (point,) = as_json(folder, capsys)["points"]
-        assert point["message"].endswith("Slurm could not open its log; the sweep directory is missing there, or "
-                                         "cannot be written")  # fmt: skip
+        assert point["message"].endswith("that node lacks the sweep directory, or may not write into it")
 
     @pytest.mark.parametrize("end", ["inf", "nan", "9" * 30, "-1", "1e400", "9999-12-31T23:59:59"])
     def test_end_that_is_no_time_is_not_shown(self, end, sweep, capsys):
@@ -581,18 +581,28 @@ def test_connection_of_no_known_kind_is_damage_of_the_record(tmp_path, capsys):
     assert "sweep.json: damaged (sites.delta: connect.method='')" in printed
 
 
-@pytest.mark.parametrize(("hours", "state"), [(1, "unknown"), (3, "failed")])
-def test_process_of_another_machine_is_gone_once_its_manifest_is_old(hours, state, tmp_path, capsys):
+@pytest.mark.parametrize("elsewhere", ["pid:7@other", f"pid:7@{socket.gethostname()}-4026532208"])
+@pytest.mark.parametrize("written", ["manifest.json", "samples_fast/part-000001.parquet", "7_0_log.out", None])
+def test_process_of_another_machine_is_gone_once_it_has_written_nothing_for_a_day(elsewhere, written, tmp_path, capsys):
     """A container that is made anew has another host name, or other process ids under the same one."""
-    job_id = exited_process()
-    for number, elsewhere in enumerate((f"{job_id}-4026532208", "pid:7@other")):
-        folder = sweep_of_jobs(tmp_path / str(number), [elsewhere])
-        os.utime(write_manifest(folder, 0, "running") / MANIFEST, (time.time() - hours * 3600,) * 2)
-        (point,) = as_json(folder, capsys)["points"]
-        assert point["state"] == state, point["message"]
+    folder, old = sweep_of_jobs(tmp_path, [elsewhere]), time.time() - 90_000
+    run_dir, logs = write_manifest(folder, 0, "running"), folder / "jobs" / "g"
+    logs.mkdir(parents=True, exist_ok=True)
+    for path in (run_dir / MANIFEST, run_dir / "samples_fast/part-000001.parquet", logs / "7_0_log.out"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.utime(path, None if path.name == str(written).rpartition("/")[2] else (old, old))
+    (point,) = as_json(folder, capsys)["points"]
+    expected = {None: "failed", MANIFEST: "running"}.get(written, "unknown")
+    assert point["state"] == expected, point["message"]
+    (run_dir / MANIFEST).unlink()
+    (point,) = as_json(folder, capsys)["points"]
+    assert point["state"] == ("unknown" if written not in (None, MANIFEST) else "failed"), point["message"]
 
 
 def test_container_is_part_of_a_local_jobs_id(monkeypatch):
-    for inode, ending in (("4026531836", ""), ("4026532208", "-4026532208")):
-        monkeypatch.setattr(os, "readlink", lambda _, inode=inode: f"pid:[{inode}]")
-        assert local_executor.machine() == socket.gethostname() + ending
+    host = socket.gethostname()
+    monkeypatch.setattr(os, "readlink", lambda _: "pid:[4026532208]")
+    assert local_executor.machine() == f"{host}-4026532208"
+    assert local_executor.process_id(f"pid:7@{host}") == 7  # as earlier versions wrote it
+    assert local_executor.process_id(f"pid:7@{host}-4026531836") is None

@@ -18,7 +18,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import templates_dir
 from launchers.sites.slurm_facts import query_cluster
 from launchers.slurm import sbatch
-from launchers.slurm.environment import shell_conf, unused_settings
+from launchers.slurm.environment import other_conf, shell_conf, unused_settings
 from launchers.slurm.sbatch import requested_cluster
 from launchers.status.cost import attempt_costs
 from launchers.status.survey import poll_sweep
@@ -129,8 +129,12 @@ def test_slurm_of_another_shell_is_not_believed(
             printed = capsys.readouterr()
             text = " ".join((printed.out + printed.err).split())
             assert f"its jobs were submitted with SLURM_CONF={conf}, and this shell has" in text, command
+            assert f"`export SLURM_CONF={conf}` first" in text
     assert not scancel.exists() or not scancel.read_text()
+    (tmp_path / "link").symlink_to(conf.parent)
+    assert other_conf(SiteConfig(name="delta"), [str(tmp_path / "link" / "slurm.conf"), None, "\0"]) is not None
     monkeypatch.setenv("SLURM_CONF", str(conf))
+    assert other_conf(SiteConfig(name="delta"), [str(tmp_path / "link" / "slurm.conf"), None]) is None
     assert {str(point.state) for point in poll_sweep(Ledger.open(folder)).points} == {"queued"}
     monkeypatch.setenv("SLURM_JOB_ID", "3")  # in a job slurmd sets SLURM_CONF
     assert shell_conf(SiteConfig(name="delta")) is None

@@ -121,8 +121,9 @@ def test_an_experiment_of_hydra_sets_keys_of_a_workload(tmp_path, capsys):
         assert code or json.loads(printed.out)["arrays"][0]["points"][0]["batch"] == 4
     assert "workload.trian_steps: In 'experiment/short'" in printed.err
     (mine / "config.yaml").write_text("batch: 3\n")
-    assert launch.main(command) == 2
-    assert f"{mine}/config.yaml: is not read, since " in capsys.readouterr().err
+    (mine / "experiment" / "short.yaml").write_text(head)
+    assert launch.main([*command, f"hydra.sweep.dir={tmp_path / 'root'}"]) == 0
+    assert f"{mine}/config.yaml: is not read, since conf/config.yaml is the root" in capsys.readouterr().err
 
 
 def test_config_dirs_are_refused_for_a_site_over_ssh(points, tmp_path):
