@@ -303,9 +303,9 @@ def _from_failed_job(scheduler: SchedulerState, artifacts: RunArtifacts, cancell
     if manifest and manifest.status == Status.COMPLETED:
         message = f"the manifest says completed, the scheduler {scheduler.state} ({detail})".removesuffix(" ()")
         completed = _from_manifest(manifest, COMPLETED, artifacts, None)
-        # The last act of a worker is the final manifest, so Slurm ended the job after it: a process hung as it closed.
-        ended_by_slurm = reason is not Reason.APP_ERROR or _BY_SIGNAL.fullmatch(scheduler.exit_code)
-        if ended_by_slurm and completed.state is PointState.COMPLETED:
+        # The last act of a worker is the final manifest, so the signal came after it, as to a process that hung then.
+        by_signal = reason is Reason.APP_ERROR and _BY_SIGNAL.fullmatch(scheduler.exit_code)
+        if completed.state is PointState.COMPLETED and (by_signal or reason in (Reason.TIMEOUT, Reason.CANCELLED)):
             return replace(completed, message=f"{message}: its process was ended after the run")
         return _failed(reason, message)
     # Slurm itself ended the job (TIMEOUT, NODE_FAIL, ...), so its reason outweighs the one in the manifest.

@@ -108,7 +108,7 @@ def refuse_hidden_files(folders: Iterable[Path]) -> None:
 def refuse_wrong_overrides(overrides: Sequence[str], folders: Iterable[Path], *, multirun: bool | None) -> None:
     """Raise UserError for overrides that Hydra would take for something else than was meant, or refuse at length.
 
-    `multirun` is None for a command that starts no run: it reads no key of Hydra's, and sweeps nothing.
+    `multirun` is None for a command that starts no run and sweeps nothing.
     """
     groups = {path.name for folder in folders for path in folder.glob("*") if path.is_dir()}
     parser = OverridesParser.create()

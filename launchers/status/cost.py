@@ -49,7 +49,7 @@ def attempt_costs(sweep: SweepStatus) -> dict[AttemptKey, Cost]:
                     costs[attempt.key] = _cost(statuses[attempt.key], sweep.sites, seconds / sharing[attempt.job_id])
                 else:
                     costs[attempt.key] = replace(costs[attempt.key], actual=None, at_most=attempt.service_units)
-                    unknown += 1
+                    unknown += statuses[attempt.key].state not in OPEN_STATES
             if unknown:
                 those = pluralize(unknown, "attempt")
                 log.warning(f"{queue}: sacct gives no elapsed time of {those}: time limits count against the budget")

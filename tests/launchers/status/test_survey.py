@@ -223,7 +223,8 @@ class TestWhatSlurmPrints:
             ("FAILED", "12:0", "completed"),
             ("FAILED", "1:0", "failed"),
             ("TIMEOUT", "0:15", "completed"),  # its process hung as it closed
-            ("OUT_OF_MEMORY", "0:125", "completed"),
+            ("CANCELLED", "0:15", "completed"),
+            ("OUT_OF_MEMORY", "0:125", "failed"),  # it may have been short of memory while it was measured
         ],
     )
     def test_end_of_the_job_after_a_completed_run_does_not_undo_it(self, slurm, exit_code, state, sweep, capsys):
