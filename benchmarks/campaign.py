@@ -144,16 +144,13 @@ def main() -> int:
     match sys.argv[1:]:
         case ["--queue", "h100" | "h200" as gpu, *gpus] if gpus in ([], ["1"], ["2"], ["4"]):
             print(*queue(gpu, *gpus), sep="\n")
-            return 0
-        case [_, *_] as arguments if arguments != ["--check"]:
-            raise UserError(
-                f"{shlex.join(arguments)}: no such option; there are --check, and --queue h100|h200 [1|2|4]"
-            )
-    text = page()
-    if not sys.argv[1:]:
-        TARGET.write_text(text, encoding="utf-8")
-    elif TARGET.read_text(encoding="utf-8") != text:
-        raise UserError(f"{TARGET}: is stale, run python -m benchmarks.campaign")
+        case ["--check"]:
+            if TARGET.read_text(encoding="utf-8") != page():
+                raise UserError(f"{TARGET}: is stale, run python -m benchmarks.campaign")
+        case []:
+            TARGET.write_text(page(), encoding="utf-8")
+        case other:
+            raise UserError(f"{shlex.join(other)}: no such option; there are --check, and --queue h100|h200 [1|2|4]")
     return 0
 
 

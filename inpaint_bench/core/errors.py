@@ -23,6 +23,13 @@ class UnavailableError(UserError):
     """A request that this machine cannot fulfil, with the reason: a result, not a failure of the benchmark."""
 
 
+def undecodable_byte(error: UnicodeDecodeError) -> tuple[int, str]:
+    """Return the line of the byte that cannot be decoded, and which it is: `byte 0xe4 is not UTF-8`."""
+    content = error.object  # without a byte order mark, from whose end `error.start` counts
+    line, encoding = content.count(b"\n", 0, error.start) + 1, error.encoding.upper()
+    return line, f"byte {content[error.start]:#04x} is not {encoding}"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, with the next if it only announces that, or its type."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]

@@ -248,13 +248,14 @@ def named_as_files(rows: dict[str, MetadataRow], files: Sequence[str]) -> dict[s
     known = set(files)
     by_form = {unicodedata.normalize("NFC", name): name for name in files if not name.isascii()}
 
-    def own(name: str) -> str:
+    def on_disk(name: str) -> str:
         return name if name in known else by_form.get(unicodedata.normalize("NFC", name), name)
 
     named: dict[str, MetadataRow] = {}
     for name, row in rows.items():
-        key = name if own(name) in rows or own(name) in named else own(name)
-        named[key] = replace(row, mask=own(row.mask)) if row.mask else row
+        file = on_disk(name)
+        is_taken = file in rows or file in named
+        named[name if is_taken else file] = replace(row, mask=on_disk(row.mask)) if row.mask else row
     return named
 
 

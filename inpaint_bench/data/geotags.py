@@ -22,7 +22,7 @@ from typing import Any
 from PIL import ExifTags, Image
 
 from inpaint_bench.core.console import sanitize
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UserError, undecodable_byte
 from inpaint_bench.core.files import read_plain
 
 METADATA_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -99,8 +99,8 @@ def decode_text(content: bytes) -> str:
     try:
         text = content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
     except UnicodeDecodeError as error:
-        line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
-        raise ValueError(f"line {line}: byte {byte:#04x} is not {error.encoding}; save it as UTF-8") from None
+        line, problem = undecodable_byte(error)
+        raise ValueError(f"line {line}: {problem}; save it as UTF-8") from None
     if "\0" in text:
         raise ValueError("has NUL characters; a text in UTF-16 begins with a byte order mark")
     return text

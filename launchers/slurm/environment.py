@@ -75,14 +75,15 @@ def shell_conf(site: SiteConfig) -> str | None:
 
 def other_conf(site: SiteConfig, submitted: Iterable[str | None]) -> str | None:
     """Say that a `shell_conf` of the submissions is not that of this shell: another Slurm may not know the jobs."""
-    here = shell_conf(site)
-    for conf in {conf for conf in submitted if None not in (conf, here) and conf != here}:
+    current = shell_conf(site)
+    for conf in {conf for conf in submitted if None not in (conf, current) and conf != current}:
         with suppress(OSError, ValueError):  # what a damaged ledger says may be no path
-            if Path(conf or _DEFAULT_CONF).resolve() == Path(here or _DEFAULT_CONF).resolve():
+            if Path(conf or _DEFAULT_CONF).resolve() == Path(current or _DEFAULT_CONF).resolve():
                 continue
-        had, has = (f"SLURM_CONF={text}" if text else "no SLURM_CONF" for text in (conf, here))
-        cure = f"`export {had}`" if conf else "`unset SLURM_CONF`"
-        return f"its jobs were submitted with {had}, and this shell has {has}, perhaps of another cluster: {cure} first"
+        recorded, other = (f"SLURM_CONF={text}" if text else "no SLURM_CONF" for text in (conf, current))
+        cure = f"`export {recorded}`" if conf else "`unset SLURM_CONF`"
+        sentence = f"its jobs were submitted with {recorded}, and this shell has {other}, perhaps of another cluster"
+        return f"{sentence}: {cure} first"
     return None
 
 

@@ -60,7 +60,7 @@ class SlurmReply:
     sacct: str = NOT_ASKED
     owner: str | None = None  # another user, whose jobs Slurm may hide
     foreign: Mapping[str, str] = field(default_factory=dict)  # names of foreign jobs by array id
-    twins: Sequence[str] = ()  # sentences on arrays with the name of a recorded one
+    duplicates: Sequence[str] = ()  # sentences on arrays with the name of a recorded one
     error: str | None = None  # why the site could not be queried at all
 
     @property
@@ -136,9 +136,14 @@ def query_jobs(
                 states[job_id] = _DROPPED
             elif state.meaning.phase in (PointState.QUEUED, PointState.RUNNING):
                 states[job_id] = replace(state, unlisted=True)
-    twins = names.twin_sentences(site)
     return SlurmReply(
-        states=states, steps=steps or {}, squeue=squeue, sacct=sacct, owner=owner, foreign=names.foreign, twins=twins
+        states=states,
+        steps=steps or {},
+        squeue=squeue,
+        sacct=sacct,
+        owner=owner,
+        foreign=names.foreign,
+        duplicates=names.duplicates(site),
     )
 
 
@@ -153,7 +158,7 @@ class _KnownNames:
         self._jobs = jobs
         self.foreign: dict[str, str] = {}
         self.renamed: dict[str, str] = {}  # foreign names by job id as listed
-        self.twins: dict[str, str] = {}  # own names by the id of an array that is not recorded
+        self._unrecorded: dict[str, str] = {}  # names of this sweep by the id of an array that is not recorded
         self.cancelled: set[str] = set()  # arrays that squeue lists as one job
         self.unclear: set[str] = set()  # arrays with a row that does not say whose or which tasks it is about
 
@@ -162,7 +167,7 @@ class _KnownNames:
         array = array_id(job_id)
         if array not in self._names:
             if name in self._names.values() and not SchedulerState(state=_name(state)).ended:
-                self.twins[array] = name
+                self._unrecorded[array] = name
             return False
         if "." in job_id and "[" not in job_id:  # a step, whose job has to be there too
             self.unclear.add(array)
@@ -178,12 +183,12 @@ class _KnownNames:
             self.foreign[array] = self.renamed[job_id] = name
         return False
 
-    def twin_sentences(self, site: SiteConfig) -> list[str]:
+    def duplicates(self, site: SiteConfig) -> list[str]:
         """Say that Slurm has an array twice, perhaps as a site's sbatch repeats a call."""
         return [
             f"job {array} is also named {name}, and is not recorded: unless a copy of this sweep submitted it, both "
             f"write into one folder, so `{' '.join(at_cluster(site, ['scancel', array]))}`"
-            for array, name in self.twins.items()
+            for array, name in self._unrecorded.items()
         ]
 
     def tasks(self, job_id: str, state: str) -> list[str]:
@@ -335,7 +340,7 @@ def cancellable_jobs(site: SiteConfig, jobs: JobNames) -> tuple[set[str], list[s
         return set(), [f"nothing was cancelled because squeue {result}; cancel again when it answers"]
     foreign = [f"job {array} is not this sweep's, it is named {name}" for array, name in names.foreign.items()]
     foreign += [f"squeue does not say which tasks of {array} it lists; cancel again later" for array in names.unclear]
-    foreign += names.twin_sentences(site)
+    foreign += names.duplicates(site)
     foreign += [f"squeue {result}; cancel again when it answers"] if result != OK else []
     return {job_id for job_id, state in queued.items() if job_id in jobs and not state.ended}, foreign
 

@@ -29,7 +29,7 @@ from inpaint_bench.core.console import pluralize, sanitize
 from inpaint_bench.core.errors import UserError, first_line
 from inpaint_bench.core.files import in_threads, try_twice
 from inpaint_bench.core.records import read_record
-from inpaint_bench.core.schema import JOBS, MANIFEST, SWEEP, PointState, Reason
+from inpaint_bench.core.schema import JOBS, MANIFEST, SWEEP, PointState, Reason, Status
 from launchers.points.site_catalog import own_site, reachability
 from launchers.remote import client
 from launchers.slurm import blocks
@@ -143,7 +143,7 @@ def poll_sweep(ledger: Ledger) -> SweepStatus:
         now_unix=now_unix,
     )
     points = [sources.point_status(record) for _, record in sorted(records.items())]
-    notes += [f"{queue}: {sentence}" for queue, reply in sources.replies.items() for sentence in reply.twins]
+    notes += [f"{queue}: {sentence}" for queue, reply in sources.replies.items() for sentence in reply.duplicates]
     if not owner:
         sources.save_states(attempt for point in points for attempt in point.attempts)
     return SweepStatus(
@@ -343,7 +343,9 @@ class _Sources:
                 state, reason = None, "neither squeue nor sacct lists it yet, minutes after the last submission"
         elif (pid := process_id(job_id)) is None:
             state, reason = None, f"its process is on {job_id.partition('@')[2]} and cannot be checked from here"
-            if (age_s := self._with_newest_file(attempt).newest_age_s or 0.0) > GONE_S:
+            manifest = self.artifacts[attempt.key].manifest
+            is_open = manifest is None or manifest.status == Status.RUNNING  # all files are looked at, so only then
+            if is_open and (age_s := self._with_newest_file(attempt).newest_age_s or 0.0) > GONE_S:
                 state = SchedulerState(state=PROCESS_EXITED, raw=f"no file was written for {age_s / 3600:.0f} h")
         elif is_alive(pid):
             state, reason = SchedulerState(state="RUNNING", raw=f"process {pid} is running"), ""
@@ -445,8 +447,8 @@ def cancel_in_slurm(
             cancel_jobs(site, whole) if whole else None,
         ]
         problems += [*unknown, *filter(None, ends)]
-        if any(ends):  # it may have cancelled some
-            return 0, problems
+        if any(ends):
+            return 0, problems  # how many were cancelled is not known
     return len(cancellable), problems
 
 

@@ -257,14 +257,8 @@ COMMANDS = [
     ("merge empty -o x", "No run directory below empty"),
     ("launch recipe=[tuned,tf32]+ema", "recipe=[tuned,tf32]+ema: put all parts into the brackets, or leave"),
     ("prepare data=synthetic prepare.out=2024_05", "unless quoted: 'prepare.out=\"2024_05\"'"),
-    (
-        "prepare data=folder data.root=a,b",
-        "takes one value, or a list in brackets; a text with a comma is quoted",
-    ),
-    (
-        "prepare data=synthetic prepare.out=p hydra.run.dir=x",
-        "is a key of a run's or a sweep's folder, and",
-    ),
+    ("prepare data=folder data.root=a,b", "takes one value, or a list in brackets; a text with a comma is quoted"),
+    ("prepare data=synthetic prepare.out=p hydra.run.dir=x", "is a key of a run's or a sweep's folder, and"),
     ("prepare data=folder data=parquet", "data is given twice, data=folder and data=parquet; keep one of them"),
     ("launch -m gpu=h200 batch=1,2 hydra.job.chdir=true", "relative paths are those of the folder where `launch` is"),
     ("launch -m gpu=h200 'hydra.sweep.subdir=${hydra.job.num}'", "run directories are named by point and attempt"),

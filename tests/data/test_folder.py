@@ -76,7 +76,7 @@ def test_captions_are_the_first_line_of_the_text_beside_an_image(tmp_path: Path)
         "e.png": "",
     }
     assert reasons(source) == {
-        "d.png": "its caption d.txt cannot be read: line 1: byte 0xe9 is not utf-8; save it as UTF-8",
+        "d.png": "its caption d.txt cannot be read: line 1: byte 0xe9 is not UTF-8; save it as UTF-8",
         "notes.txt": NO_CAPTION,
     }
     identity = source.identity
@@ -171,18 +171,8 @@ class TestEveryFileIsCounted:
         (tmp_path / "folder").mkdir()
         (tmp_path / "linked").symlink_to(tmp_path / "folder", target_is_directory=True)
         os.mkfifo(tmp_path / "pipe.jpg")
-        others = [
-            "a.CR2",
-            "b.nef",
-            "c.gif",
-            "c.jfif",
-            "d.xmp",
-            "e.mov",
-            "f",
-            ".DS_Store",
-            ".cache/g.jpg",
-            "folder/h.txt",
-        ]
+        others = ["a.CR2", "b.nef", "c.gif", "c.jfif", "d.xmp", "e.mov", "f"]
+        others += [".DS_Store", ".cache/g.jpg", "folder/h.txt"]
         for name in others:
             (tmp_path / name).write_bytes(b"content")
         source = folder(tmp_path)

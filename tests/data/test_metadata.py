@@ -118,7 +118,7 @@ class TestCsv:
         assert sorted(texts(images, rows).values()) == ["a house", "another"]
 
     def test_other_encodings_are_refused(self, images: Path) -> None:
-        with pytest.raises(UserError, match=r"metadata\.csv: cannot be read \(line 2: byte 0xe9 is not utf-8"):
+        with pytest.raises(UserError, match=r"metadata\.csv: cannot be read \(line 2: byte 0xe9 is not UTF-8"):
             texts(images, (HEADER + "a.png,55,13,café\n").encode("latin-1"))
 
 

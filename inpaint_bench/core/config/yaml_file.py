@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.errors import UserError, undecodable_byte
 from inpaint_bench.core.files import read_plain
 
 from .bench import BenchConfig, WorkloadConfig
@@ -78,24 +78,19 @@ def read_config_text(path: Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        byte = content[error.start]
-        raise ConfigFileError(f"{path}:{line}: byte {byte:#04x} is not UTF-8; save the file as UTF-8") from None
+        line, problem = undecodable_byte(error)
+        raise ConfigFileError(f"{path}:{line}: {problem}; save the file as UTF-8") from None
 
 
 def refuse_guessed_text(key: str, value: Any, typed: str) -> None:
     """Raise UserError for an override with true, false or a number for a text that is not the text as typed."""
-    kind: Any = str if key in _HYDRA_TEXTS else BenchConfig
-    limits: Mapping[str, Any] = {}
-    for name in key.split(".") if kind is BenchConfig else ():
-        kind, limits = _declared_child(kind, name, limits)
     if isinstance(value, dict):
         for name, item in value.items():
             refuse_guessed_text(f"{key}.{name}", item, typed)
     elif isinstance(value, list):
         for item in value:
             refuse_guessed_text(f"{key}.", item, typed)  # an item has no name
-    elif isinstance(value, bool | int | float) and _alternatives(kind)[0] == [str]:
+    elif isinstance(value, bool | int | float) and _types_at(key) == [str]:
         key, text = key.rstrip("."), str(value).lower()
         if type(value) is int and re.search(rf"(?<![\w.+-]){text}(?![\w.])", typed):
             return
@@ -104,11 +99,17 @@ def refuse_guessed_text(key: str, value: Any, typed: str) -> None:
 
 
 def takes_text(key: str) -> bool:
-    """Return whether a key of the root takes a text."""
-    kind: Any = BenchConfig
-    for name in key.split("."):
-        kind, _ = _declared_child(kind, name, {})
-    return str in _alternatives(kind)[0]
+    """Return whether a key of the root, or a folder of Hydra's, takes a text."""
+    return str in _types_at(key)
+
+
+def _types_at(key: str) -> list[Any]:
+    """Return the types that a key of the root takes."""
+    kind: Any = str if key in _HYDRA_TEXTS else BenchConfig
+    limits: Mapping[str, Any] = {}
+    for name in key.split(".") if kind is BenchConfig else ():
+        kind, limits = _declared_child(kind, name, limits)
+    return _alternatives(kind)[0]
 
 
 @cache  # it takes a millisecond, and the points of a sweep have thousands of overrides

@@ -110,20 +110,29 @@ def test_plan_is_submitted_with_the_files_of_the_launch_or_their_copy(project, t
 
 def test_an_experiment_of_hydra_sets_keys_of_a_workload(tmp_path, capsys):
     """https://hydra.cc/docs/patterns/configuring_experiments/"""
-    mine = tmp_path / "mine"
-    (mine / "experiment").mkdir(parents=True)
+    folder = tmp_path / "mine"
+    (folder / "experiment").mkdir(parents=True)
     head = "# @package _global_\ndefaults: [override /workload: finetune_text2image, override /model: sd2]\n"
-    command = ["-m", "--config-dir", str(mine), "+experiment=short", "gpu=h200", "site=local", "dry_run=true", "--json"]
+    command = [
+        "-m",
+        "--config-dir",
+        str(folder),
+        "+experiment=short",
+        "gpu=h200",
+        "site=local",
+        "dry_run=true",
+        "--json",
+    ]
     for key, code in (("train_steps", 0), ("trian_steps", 2)):
-        (mine / "experiment" / "short.yaml").write_text(f"{head}workload: {{{key}: 7}}\nbatch: 4\n")
+        (folder / "experiment" / "short.yaml").write_text(f"{head}workload: {{{key}: 7}}\nbatch: 4\n")
         assert launch.main([*command, f"hydra.sweep.dir={tmp_path / key}"]) == code
         printed = capsys.readouterr()
         assert code or json.loads(printed.out)["arrays"][0]["points"][0]["batch"] == 4
     assert "workload.trian_steps: In 'experiment/short'" in printed.err
-    (mine / "config.yaml").write_text("batch: 3\n")
-    (mine / "experiment" / "short.yaml").write_text(head)
+    (folder / "config.yaml").write_text("batch: 3\n")
+    (folder / "experiment" / "short.yaml").write_text(head)
     assert launch.main([*command, f"hydra.sweep.dir={tmp_path / 'root'}"]) == 0
-    assert f"{mine}/config.yaml: is not read, since conf/config.yaml is the root" in capsys.readouterr().err
+    assert f"{folder}/config.yaml: is not read, since conf/config.yaml is the root" in capsys.readouterr().err
 
 
 def test_config_dirs_are_refused_for_a_site_over_ssh(points, tmp_path):
