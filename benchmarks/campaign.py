@@ -4,8 +4,8 @@ campaign.tsv is the plan. A line names a cell by columns of runs.parquet; an emp
 the first word of that column, `recipe` means its set of levers, `where` is a condition in SQL (default: valid), and
 datasets before `since`, a day or a dataset's name, do not count. Datasets of losses count only if the goal begins with
 "losses". `n` runs on `cards` cards of one type are planned, of `minutes` each. --check only tells whether the page is
-stale. --queue prints a line for each cell that lacks runs on so many h100 or h200 (default 1), as `queue.sh` takes them;
-`shuf` gives a random order, and `photos` and `prepared` have to lie in the root of the repository.
+stale. --queue prints a line for each cell that lacks runs on so many h100 or h200 (default 1), as `queue.sh` takes
+them; `shuf` gives a random order, and `photos` and `prepared` have to lie in the root of the repository.
 """
 
 import shlex
