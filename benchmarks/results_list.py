@@ -33,8 +33,8 @@ MADE_IMAGES = (
     Figure("PSNR [dB]", "psnr_db"),
 )
 CLOCK = Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)
-TWO_GPUS = "2026-11-29-h200-two-gpus"
-HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3"))
+TWO_GPUS = "2026-11-29-h200-two-gpus", "2026-11-29-h200-two-gpus-2"
+HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3", "-4"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
     "across": "batch",
@@ -68,7 +68,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="SD 1.5 inpainting by batch, on several cards",
-        datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES, TWO_GPUS),
+        datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES[:3], TWO_GPUS[0]),
         text="No location tokens. One run of `tuned_hopper` at 16 has the poster's "
         "103,600 images, 598 s at 173.1 to 173.6 images/s in each minute. Cards of 50 to 68 °C held different clocks "
         "under the power cap; rates per GHz are equal within 4 %. `baseline` at 4 is not steady: the host launches "
@@ -242,7 +242,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs, gradients exchanged by copy engines",
-        datasets=("2026-11-26-h200-two-gpus", "2026-11-28-h200-exchange", TWO_GPUS),
+        datasets=("2026-11-26-h200-two-gpus", "2026-11-28-h200-exchange", *TWO_GPUS),
         text="`exchange=peer_copies` beside `in_place`, DDP and one GPU, on two pairs of cards, the first with "
         "position tokens; its DDP, and the runs of 2026-11-26, were on others. Weak: in percent of twice the mean "
         "rate of the cards alone.",
@@ -253,7 +253,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs: the plain loop, and SD 2 as NeMo trains it",
-        datasets=(TWO_GPUS,),
+        datasets=(TWO_GPUS[0],),
         text="DDP from photographs, encoders in the step. On one GPU `baseline` makes 42.6 to 42.8 images/s, and SD 2 "
         "with `amp_fp16` 63.9 to 64.2. NeMo's page has 1.95 times the rate on twice the nodes.",
         rows={"model": "model", "recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
@@ -262,7 +262,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs: weights, gradients and moments divided",
-        datasets=(TWO_GPUS,),
+        datasets=(TWO_GPUS[0],),
         text="SD 1.5, batch 8 on each GPU. `zero1` divides the optimizer's state, `fsdp2` all three, `tensor` the "
         "linear layers of the transformer blocks. SD 1.5 needs none of them on these cards. GPUs wait for the host, "
         "and rates fell from the first to the third run of each row, within half an hour.",
@@ -272,14 +272,23 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs: FLUX.1 Fill",
-        datasets=(TWO_GPUS,),
-        text="Adapters, by DDP and by a pipeline, whose GPUs keep some of the blocks each, with four micro-batches. "
-        "One card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. Blocks were divided by their bytes then: the "
-        "first GPU had 17 blocks and allocated 43.7 GiB, the second one 40 and 81.0 (by the manifest); today it is "
-        "28 and 29. The runs of all weights found no caches of their VAE, which is fp32 too.",
+        datasets=(TWO_GPUS[1],),
+        text="Adapters, by DDP and by a pipeline, whose GPUs keep half of the blocks each, with four micro-batches: "
+        "one card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. All weights in fp32 under bf16 autocast with "
+        "gradient checkpointing, by `zero1`, `fsdp2` and `tensor`: weights, gradients and moments are 177 GiB, more "
+        "than one card has. `earlier_baseline+pin_memory+non_blocking` is `baseline` but for encoders in bf16, which "
+        "do not run here. The batch of `tensor` is of both GPUs.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(SMALL_RATE, JOULES, *VRAM, MFU),
         where=pl.col("model") == "flux_fill",
+    ),
+    Measured(
+        title="Two GPUs: FLUX.1 Fill, blocks of the pipeline divided by bytes",
+        datasets=(TWO_GPUS[0],),
+        text="The first GPU had 17 blocks and allocated 43.7 GiB, the second one 40 and 81.0 (by the manifest).",
+        rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
+        figures=(SMALL_RATE, JOULES, *VRAM, MFU),
+        where=(pl.col("model") == "flux_fill") & pl.col("recipe").str.contains("pipeline"),
     ),
     Measured(
         title="Making images",
@@ -297,7 +306,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=MADE_IMAGES,
         cases=images,
-        where=pl.col("workload") == "sd_inference",
+        where=pl.col("recipe").str.starts_with("generate_hopper"),
     ),
     Measured(
         title="Making images with SD 1.5 and SD 2",
@@ -309,14 +318,13 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making images with SD 1.5 and SD 2 on an H200",
-        datasets=("2026-11-28-h200-breadth",),
-        text="The setting of the NeMo page. The CPU of this host launches kernels too slowly: the GPU is busy 26 to "
-        "74 %, calls of a run differ by 15 to 58 %, and the H100 above is faster in each cell that it has. These are "
-        "times of the host, not of the card.",
+        datasets=("2026-11-28-h200-breadth", HEADLINES[3]),
+        text="The setting of the NeMo page. The CPUs of these two hosts launch kernels too slowly: the GPU is busy 26 "
+        "to 76 %, and the H100 above is faster in each cell that it has. These are times of the host, not of the card.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=(*MADE_IMAGES, BUSY),
         cases=images,
-        where=pl.col("workload") == "sd_inference",
+        where=pl.col("recipe") == "amp_fp16",
     ),
     Measured(
         title="Denoisers: memory over the width of an image",
@@ -347,7 +355,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Denoisers: 2048 x 1366 pixels in patches on two GPUs",
-        datasets=(TWO_GPUS,),
+        datasets=(TWO_GPUS[0],),
         text="Ten of the 20 patches on each GPU. The second run was 21 minutes later, on a presumably slower host.",
         rows={"network": "model", "GPUs": "gpus"},
         figures=(SMALL_RATE, PEAK),

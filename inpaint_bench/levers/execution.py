@@ -102,13 +102,15 @@ class Attention(Lever[Execution]):
         execution.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
-        unet = unet_kernels(observed)
+        frozen = observed.calls_frozen_networks
+        unet = unet_kernels(observed) if frozen else observed
         if unet.problem:
             return Verification(None, unet.problem, None)
         counts = {
             name: unet.count_class(KernelClass.ATTENTION, library) for name, library in ATTENTION_LIBRARIES.items()
         }
-        text = "kernels by name in a forward pass of the UNet: " + ", ".join(f"{k} {n}" for k, n in counts.items())
+        part = "a forward pass of the UNet" if frozen else "a step"
+        text = f"kernels by name in {part}: " + ", ".join(f"{k} {n}" for k, n in counts.items())
         # The channels-last UNet has cross-attention of wide heads that is not scaled_dot_product_attention.
         plain = counts["math"] and observed.recipe.attention != "math" and observed.recipe.unet != "nhwc"
         return Verification(counts, text, not plain)

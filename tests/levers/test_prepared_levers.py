@@ -58,6 +58,13 @@ class TestCaches:
         names = ("cache_image", "cache_masked", "cache_text")
         assert test_levers.losses(build(dataset, *names)) == test_levers.losses(build(dataset, *names, "on_gpu"))
 
+    def test_encoders_in_half_precision_find_the_caches_of_their_weights(self, dataset: Path) -> None:
+        """`baseline` has such encoders, so that it found no cache of a model in fp32."""
+        names = ("amp_bf16", "cache_image", "cache_masked", "cache_text")
+        rows = test_levers.verified(*names, "encoders_half", **prepared_data(dataset))
+        assert rows["encoders"].active
+        assert test_levers.losses(build(dataset, *names, "encoders_half")) == test_levers.losses(build(dataset, *names))
+
     def test_cached_images_and_texts_give_the_losses_of_the_networks_in_half_precision(self, dataset: Path) -> None:
         cached = test_levers.losses(build(dataset, "cache_image", "cache_text"))
         assert cached == pytest.approx(test_levers.losses(build(dataset)), rel=2e-3)
