@@ -69,6 +69,7 @@ def test_without_device_times_the_host_times_are_used(tmp_path: Path) -> None:
     assert (row["step_ms_kind"], row["steady"]) == ("host", "yes")
 
 
+FLUX_FP32 = "pin_memory+non_blocking+cache_image+cache_masked+cache_text"
 UNSTEADY = {  # of the committed datasets of 26 November and later, all runs that are not steady
     ("2026-11-26-h200-flux", "earlier_baseline+half+lora+attn_flash+cache_image+cache_masked+cache_text", 1): (
         18.6,
@@ -95,6 +96,16 @@ UNSTEADY = {  # of the committed datasets of 26 November and later, all runs tha
     ("2026-11-29-h200-two-gpus", "baseline+fsdp2", 8): (-0.87, -4.49),
     ("2026-11-29-h200-two-gpus", "baseline+tensor", 8): (2.51, 19.8),
     ("2026-11-29-h200-two-gpus", "baseline+zero1", 8): (0.71, -3.23),
+    # The host is the limit of latencies again; the last of several runs each.
+    ("2026-11-29-h200-headlines-4", "amp_fp16", 1): (-3.31, 43.72),
+    ("2026-11-29-h200-headlines-4", "amp_fp16", 2): (6.37, -20.98),
+    ("2026-11-29-h200-headlines-4", "amp_fp16", 4): (-2.75, 16.28),
+    ("2026-11-29-h200-two-gpus-2", "tuned_dit+attn_flash4+accumulate=4+pipeline", 8): (4.55, 17.94),
+    ("2026-11-29-h200-two-gpus-2", f"earlier_baseline+grad_checkpoint+tensor+{FLUX_FP32}", 4): (-1.85, -11.03),
+    ("2026-11-29-h200-two-gpus-2", f"earlier_baseline+adamw_fused+grad_checkpoint+bucket_view+zero1+{FLUX_FP32}", 1): (
+        3.04,
+        0.9,
+    ),
     ("2026-11-28-h200-poster", "poster_optimized", 16): (2.47, -3.76),  # the last of three
     ("2026-11-28-h200-poster", "poster_optimized+no_channels_last", 16): (0.92, -2.77),
 }
