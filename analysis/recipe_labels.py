@@ -2,7 +2,8 @@
 
 A recipe of many levers is named by its bundle, by `cached`, `compiled` and `graph`, and by its other levers only if
 two recipes would read alike: `compile+cuda_graph+adamw_fused+cache_image+cache_text` becomes `cached+compiled+graph`.
-Without any of these words it is named by its first levers and the number of the others.
+Levers that all recipes share that would read alike are left out. Without any of these words a recipe is named by its
+first levers and the number of the others.
 
 Levers that are the content of a bundle bear the bundle's name: they execute the same, so they are one cell. Runs of
 versions in which `baseline` had no lever bear the name of today, `earlier_baseline`.
@@ -10,7 +11,7 @@ versions in which `baseline` had no lever bear the name of today, `earlier_basel
 
 import json
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import chain
 
@@ -21,7 +22,7 @@ from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.recipe_names import current_names
 from inpaint_bench.core.schema import COMMAND
 
-NAMED = 2  # levers that a name spells out if none of the words below fits
+NAMED = 2  # levers that a name spells out if none of the words below fits and there are more than twice as many
 FEWEST = 4  # levers from which on a name is shortened
 BASELINE = recipes_of_launch.BASELINE  # the plain loop
 _OF_SEVERAL_GPUS = {lever.name for lever in LEVERS.values() if lever.needs.startswith("several GPUs")}
@@ -43,7 +44,16 @@ def short_names(recipes: Iterable[str]) -> dict[str, str]:
     """Return the short name of each recipe, unique among these recipes: the shortest that no other one has."""
     recipes = list(recipes)
     names = dict.fromkeys(recipes, "")
-    for form in (_short, lambda recipe: "+".join(chain(*_words(recipe.split("+")))), str):
+    alike: defaultdict[str, list[set[str]]] = defaultdict(list)
+    for recipe in recipes:
+        alike[_short(recipe)].append(set(_words(recipe.split("+"))[1]))
+
+    def differing(recipe: str) -> str:
+        words, others = _words(recipe.split("+"))
+        shared = set.intersection(*alike[_short(recipe)])
+        return "+".join([*words, *(lever for lever in others if lever not in shared)] if words else others)
+
+    for form in (_short, differing, lambda recipe: "+".join(chain(*_words(recipe.split("+")))), str):
         proposed = {recipe: form(recipe) for recipe in recipes if not names[recipe]}
         used = Counter([*proposed.values(), *names.values()])
         names |= {recipe: name for recipe, name in proposed.items() if used[name] == 1}
@@ -125,6 +135,8 @@ def _short(recipe: str) -> str:
         return "+".join(words)
     # The name of a bundle alone would be that of another recipe.
     parts = [*words, *others]
+    if len(parts) <= 2 * NAMED:
+        return "+".join(parts)
     return f"{'+'.join(parts[:NAMED])} and {len(parts) - NAMED} more"
 
 

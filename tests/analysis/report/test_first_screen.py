@@ -76,6 +76,9 @@ def test_titles_say_what_was_measured_and_differ(committed: Committed) -> None:
     assert titles["2026-11-23-h100-h200"] == "SD 1.5 inpainting fine-tune on H100 and H200, 23 Nov 2026"
     assert titles["2026-11-26-h200-flux-1024"].startswith("FLUX.1 inpainting fine-tune at 1024 px: recipes")
     assert titles["2026-11-23-h200-volumes"].startswith("Training of 3-D volume diffusion on H200")
+    # Regression: `recipes and batch sizes and recipes`.
+    two = "SD 1.5 and FLUX.1 inpainting fine-tune: recipes and batch sizes on H200, 29 Nov 2026"
+    assert titles["2026-11-29-h200-two-gpus-2"] == two
 
 
 def test_a_title_begins_with_what_the_first_answer_is_of() -> None:
