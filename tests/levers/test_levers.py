@@ -170,12 +170,14 @@ class TestParity:
         for error in (parity.prediction_rel, parity.loss_rel, parity.gradient_rel, parity.encoder_rel):
             assert error < 1e-5
 
-    @pytest.mark.parametrize("size", [1, 2])  # 2: the last micro-batch is smaller
-    def test_micro_batches_of_the_reference_give_what_the_whole_batch_gives(self, size: int) -> None:
-        workload = build(batch=3)
-        whole = parity_of.reference(workload.components, size=3)
+    # (3, 2): the last micro-batch is smaller; (6, 3): its last two images are not compared
+    @pytest.mark.parametrize(("batch", "size"), [(3, 1), (3, 2), (6, 1), (6, 3)])
+    def test_micro_batches_of_the_reference_give_what_the_whole_batch_gives(self, batch: int, size: int) -> None:
+        workload = build(batch=batch)
+        whole = parity_of.reference(workload.components, size=batch)
         cut = parity_of.reference(workload.components, size=size)
         workload.close()
+        assert len(whole.values["prediction_rel"]) == len(cut.values["prediction_rel"]) == min(batch, 4)
         assert len(cut.gradients) >= parity_of.PARAMETERS_COMPARED
         errors = parity_of._errors(workload.components, whole, cut)
         assert max(errors.values()) < 1e-5, errors
