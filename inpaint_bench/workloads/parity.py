@@ -2,8 +2,8 @@
 the levers are applied, and as the recipe computes them afterwards, on the same weights.
 
 The inputs are latents drawn from a generator of their own, so nothing that training draws changes. Four images are
-compared: with 16 of FLUX that took 34 s on an H200. Errors are relative: |a - b| / |a| with a the reference's. Levers of the data path do not show here; their own verification
-compares what they return.
+compared: with 16 of FLUX that took 34 s on an H200. Errors are relative: |a - b| / |a| with a the reference's. Levers
+of the data path do not show here; their own verification compares what they return.
 """
 
 import logging
