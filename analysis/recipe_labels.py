@@ -2,8 +2,8 @@
 
 A recipe of many levers is named by its bundle, by `cached`, `compiled` and `graph`, and by its other levers only if
 two recipes would read alike: `compile+cuda_graph+adamw_fused+cache_image+cache_text` becomes `cached+compiled+graph`.
-Levers that all recipes share that would read alike are left out. Without any of these words a recipe is named by its
-first levers and the number of the others.
+Levers that are common to all recipes which would read alike are left out. Without any of these words a recipe is named
+by its first levers and the number of the others. No recipe gets a name by which `recipe=` would take another one.
 
 Levers that are the content of a bundle bear the bundle's name: they execute the same, so they are one cell. Runs of
 versions in which `baseline` had no lever bear the name of today, `earlier_baseline`.
@@ -42,7 +42,7 @@ def on_one_gpu(recipe: str) -> str:
 
 def short_names(recipes: Iterable[str]) -> dict[str, str]:
     """Return the short name of each recipe, unique among these recipes: the shortest that no other one has."""
-    recipes = list(recipes)
+    recipes, taken = list(recipes), set(recipes_of_launch.choices())
     names = dict.fromkeys(recipes, "")
     alike: defaultdict[str, list[set[str]]] = defaultdict(list)
     for recipe in recipes:
@@ -51,12 +51,15 @@ def short_names(recipes: Iterable[str]) -> dict[str, str]:
     def differing(recipe: str) -> str:
         words, others = _words(recipe.split("+"))
         shared = set.intersection(*alike[_short(recipe)])
-        return "+".join([*words, *(lever for lever in others if lever not in shared)] if words else others)
+        return "+".join([*words, *(lever for lever in others if lever not in shared)])
+
+    def is_fit(name: str, recipe: str) -> bool:
+        return name == recipe or not all(part in taken or "=" in part for part in name.split("+"))
 
     for form in (_short, differing, lambda recipe: "+".join(chain(*_words(recipe.split("+")))), str):
         proposed = {recipe: form(recipe) for recipe in recipes if not names[recipe]}
         used = Counter([*proposed.values(), *names.values()])
-        names |= {recipe: name for recipe, name in proposed.items() if used[name] == 1}
+        names |= {recipe: name for recipe, name in proposed.items() if used[name] == 1 and is_fit(name, recipe)}
     return {recipe: name or recipe for recipe, name in names.items()}
 
 

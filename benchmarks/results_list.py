@@ -277,7 +277,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         "one card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. All weights in fp32 under bf16 autocast with "
         "gradient checkpointing, by `zero1`, `fsdp2` and `tensor`: weights, gradients and moments are 177 GiB, more "
         "than one card has. `earlier_baseline+pin_memory+non_blocking` is `baseline` but for encoders in bf16, which "
-        "do not run here. The batch of `tensor` is of both GPUs.",
+        "do not run here.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(SMALL_RATE, JOULES, *VRAM, MFU),
         where=pl.col("model") == "flux_fill",

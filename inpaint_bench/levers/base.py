@@ -33,12 +33,11 @@ REGISTRY: list[Lever[Any]] = []  # in the order in which they are applied
 
 
 class Phase(IntEnum):
-    """When a lever is applied: first of all networks are replaced, last what is done around them.
-
-    Caches are found by the weights of the encoders, which are therefore cast after the data is opened.
+    """When a lever is applied: first of all caches are opened, which the weights of the frozen networks identify before
+    they are cast. Then networks are replaced, last what is done around them.
     """
 
-    NETWORKS, WEIGHTS, ADAPTERS, EXECUTION, STEP, DATA, ENCODERS, WRAPPERS = range(8)
+    CACHES, NETWORKS, WEIGHTS, ADAPTERS, EXECUTION, STEP, DATA, WRAPPERS = range(8)
 
 
 class Verification(NamedTuple):
@@ -115,14 +114,6 @@ class Observation(Generic[E]):
         return sum(n for name, n in self._names() if classify(name) == (kind, detail))
 
     @property
-    def calls_frozen_networks(self) -> bool:
-        """Tell whether frozen networks ran, or may have: calls inside a CUDA graph are not counted."""
-        execution = self.execution
-        if not isinstance(execution, StepComponents) or any(graph.captured for graph in execution.graphs):
-            return True
-        return bool(self.calls["vae_encoder"] or self.calls["text_encoder"])
-
-    @property
     def layout_copies(self) -> int:
         return self.count_class(KernelClass.LAYOUT, "cuDNN")
 
@@ -161,7 +152,7 @@ def _profile(observed: Observation[Any], call: Callable[[], object]) -> None:
             raise
         observed.problem = f"the profiler did not run ({first_line(error)})"
         return
-    # Not profiler.events(), which also finds out what called what: 60 us for each of 100,000 events.
+    # Not profiler.events(), which also finds out what called what, in 60 us for each event.
     results = profiler.profiler and profiler.profiler.kineto_results
     for event in results.events() if results else []:
         names = observed.kernels if event.device_type() == DeviceType.CUDA else observed.host_events

@@ -49,7 +49,7 @@ class NonBlocking(LoaderSetting):
 class _Cached(Lever[StepComponents]):
     """An output of the frozen networks that is read from the cache."""
 
-    phase = Phase.DATA
+    phase = Phase.CACHES
     component: str  # the method of the step components that one of the cache replaces
     network: str  # that is then not called
 

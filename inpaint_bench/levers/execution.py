@@ -102,18 +102,24 @@ class Attention(Lever[Execution]):
         execution.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
-        frozen = observed.calls_frozen_networks
-        unet = unet_kernels(observed) if frozen else observed
+        # Compiled code for a CPU names no operators.
+        alone = _is_alone(observed.execution) and (observed.cuda or observed.recipe.compile == "none")
+        unet = observed if alone else unet_kernels(observed)
         if unet.problem:
             return Verification(None, unet.problem, None)
         counts = {
             name: unet.count_class(KernelClass.ATTENTION, library) for name, library in ATTENTION_LIBRARIES.items()
         }
-        part = "a forward pass of the UNet" if frozen else "a step"
+        part = "a step" if alone else "a forward pass of the UNet"
         text = f"kernels by name in {part}: " + ", ".join(f"{k} {n}" for k, n in counts.items())
         # The channels-last UNet has cross-attention of wide heads that is not scaled_dot_product_attention.
         plain = counts["math"] and observed.recipe.attention != "math" and observed.recipe.unet != "nhwc"
         return Verification(counts, text, not plain)
+
+
+def _is_alone(execution: Execution) -> bool:
+    """Tell whether the UNet is the only network with attention in a step."""
+    return isinstance(execution, StepComponents) and not execution.encodes and execution.recipe.cache_text
 
 
 class Linears(Lever[Execution]):

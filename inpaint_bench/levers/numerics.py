@@ -128,7 +128,7 @@ class Weights(Lever[Execution]):
 class Encoders(Lever[StepComponents]):
     """Frozen networks in the type of the precision, without autocast around them. A text encoder with LoRA is not."""
 
-    field, phase = "encoders", Phase.ENCODERS
+    field, phase = "encoders", Phase.WEIGHTS
 
     def apply(self, execution: StepComponents) -> None:
         execution.encoder_dtype = DTYPES[execution.recipe.precision]

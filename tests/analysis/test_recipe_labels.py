@@ -14,7 +14,7 @@ from analysis.dataset import open_dataset
 from analysis.merge import merge
 from analysis.report.tables import TableBuilder
 from analysis.stats import cells
-from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config import recipe as recipe_of_launch
 from launchers.points.compose import composer
 from launchers.sweep.sweep_record import LaunchContext
 from tests.analysis.build import write_run
@@ -65,6 +65,17 @@ def test_what_recipes_that_read_alike_share_is_not_spelt_out() -> None:
 
 
 @pytest.mark.parametrize(
+    "recipe",
+    ["compile+adamw_fused+tf32+ema", "tuned_dit+attn_flash4+ema+pipeline+tf32", "baseline+ema+tf32+tensor+pdl"],
+)
+def test_no_short_name_is_one_by_which_a_launch_takes_another_recipe(recipe: str) -> None:
+    further = f"{recipe}+channels_last"
+    for names in (recipe_labels.short_names([recipe]), recipe_labels.short_names([recipe, further])):
+        for each, name in names.items():
+            assert name == each or not set(name.split("+")) <= set(recipe_of_launch.choices())
+
+
+@pytest.mark.parametrize(
     ("recipe", "parts", "words"),
     [
         ("tf32+compile", None, ["recipe=[baseline,tf32,compile]"]),
@@ -104,7 +115,7 @@ def test_a_recipe_of_several_levers_is_told_as_overrides_that_choose_it() -> Non
             (chosen,) = runs.filter(pl.col(recipe_labels.COLUMN) == short)["recipe"]
             gpu = "gpu=cpu" if chosen.startswith("cpu") else "gpu=h200"
             point = compose(0, [gpu, *shlex.split(text)])
-            assert set(recipe.name(point.bench).split("+")) == set(chosen.split("+"))
+            assert set(recipe_of_launch.name(point.bench).split("+")) == set(chosen.split("+"))
 
 
 def test_names_are_unique_over_several_tables() -> None:
@@ -154,8 +165,8 @@ def test_runs_of_the_earlier_baseline_and_of_the_baseline_of_today_are_two_cells
     fields = {"encoders": "half", "pin_memory": True, "non_blocking": True}
     types = {"vae": ["bf16"], "text_encoder": ["bf16"], "outputs": {"vae_encoder": "bf16"}}
     levers = [
-        {"name": recipe.lever_name(field, value), "field": field, "requested": value, "active": True, "evidence": "",
-         "effective": types if field == "encoders" else value}
+        {"name": recipe_of_launch.lever_name(field, value), "field": field, "requested": value, "active": True,
+         "evidence": "", "effective": types if field == "encoders" else value}
         for field, value in fields.items()
     ]  # fmt: skip
     write_run(tmp_path / "in", "r-1", recipe="baseline", levers=[])

@@ -58,12 +58,24 @@ class TestCaches:
         names = ("cache_image", "cache_masked", "cache_text")
         assert test_levers.losses(build(dataset, *names)) == test_levers.losses(build(dataset, *names, "on_gpu"))
 
-    def test_encoders_in_half_precision_find_the_caches_of_their_weights(self, dataset: Path) -> None:
+    @pytest.mark.parametrize("names", [("encoders_half",), ("half", "lora")], ids=" ".join)
+    def test_frozen_networks_in_half_precision_find_the_caches_of_their_weights(
+        self, dataset: Path, names: tuple[str, ...]
+    ) -> None:
         """`baseline` has such encoders, so that it found no cache of a model in fp32."""
-        names = ("amp_bf16", "cache_image", "cache_masked", "cache_text")
-        rows = test_levers.verified(*names, "encoders_half", **prepared_data(dataset))
-        assert rows["encoders"].active
-        assert test_levers.losses(build(dataset, *names, "encoders_half")) == test_levers.losses(build(dataset, *names))
+        cached = ("amp_bf16", "cache_image", "cache_masked", "cache_text")
+        rows = test_levers.verified(*cached, *names, **prepared_data(dataset))
+        assert all(row.active for row in rows.values()), rows
+        if names == ("encoders_half",):
+            losses = [test_levers.losses(build(dataset, *cached, *more)) for more in ((), names)]
+            assert losses[0] == losses[1]
+
+    def test_attention_is_read_back_from_the_step_if_no_encoder_runs_in_it(self, dataset: Path) -> None:
+        cached = ("attn_math", "cache_image", "cache_masked", "cache_text")
+        for names, part in ((cached, "a step"), (cached[:-1], "a forward pass of the UNet")):
+            row = test_levers.verified(*names, **prepared_data(dataset))["attention"]
+            assert row.active
+            assert row.evidence.startswith(f"kernels by name in {part}: ")
 
     def test_cached_images_and_texts_give_the_losses_of_the_networks_in_half_precision(self, dataset: Path) -> None:
         cached = test_levers.losses(build(dataset, "cache_image", "cache_text"))
