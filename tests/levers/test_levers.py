@@ -94,9 +94,9 @@ class TestUnavailable:
             levers.require(bench("recipe=[baseline,unet_nhwc]"), torch.device("cuda"))
 
     def test_channels_last_encoder_without_an_image_to_encode_is_refused(self) -> None:
+        recipe = "recipe=[baseline,vae_encoder_nhwc,cache_image,cache_masked]"
         with pytest.raises(UnavailableError, match="no image is encoded in the step"):
-            recipe, data = "recipe=[baseline,vae_encoder_nhwc,cache_image,cache_masked]", "data.root=/nowhere"
-            levers.require(bench(recipe, "data=prepared", data), torch.device("cuda"))
+            levers.require(bench(recipe, "data=prepared", "data.root=/nowhere"), torch.device("cuda"))
 
     def test_flash_attention_4_needs_the_channels_last_unet_and_a_hopper_gpu(self) -> None:
         with pytest.raises(UnavailableError, match=r"set recipe\.unet=nhwc too"):
