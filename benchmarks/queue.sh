@@ -25,7 +25,7 @@ run() {
     echo "$name: exit code $status after $((SECONDS - began)) s"
 }
 
-# Behind the window levers are read back, which takes 20 s for large models.
+# After the window levers are read back, which took up to 30 s.
 closing() {
     local attempt=$out/$1/0/attempt-1
     grep -sA1 '"kind": "measure"' "$attempt/windows.json" | grep -q '"status": "completed"' &&
