@@ -55,7 +55,7 @@ class TestUnavailable:
     )
     def test_what_does_not_combine_is_named(self, names: str, why: str) -> None:
         with pytest.raises(UnavailableError, match=why):
-            levers.require(bench(f"recipe=[cpu,{names}]"), CPU)
+            levers.require(bench(f"recipe=[cpu,{names}]", "data=prepared", "data.root=/nowhere"), CPU)
 
     def test_sharding_is_refused(self) -> None:
         with pytest.raises(UnavailableError, match=r"lever lora: .*set sharding=none, or pipeline .*, not zero1"):

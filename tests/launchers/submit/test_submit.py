@@ -28,7 +28,7 @@ BROKEN = "workload.module=inpaint_bench.workloads.finetune_inpaint,inpaint_bench
 
 
 def sweep(folder: Path, *overrides: str) -> int:
-    return launch.main(["-m", *overrides, *QUICK, f"hydra.sweep.dir={folder}"])
+    return launch.main(["-m", *QUICK, *overrides, f"hydra.sweep.dir={folder}"])  # the last value of a key counts
 
 
 def manifests(folder: Path) -> list[dict]:
