@@ -119,6 +119,7 @@ class TestTwoSites:
     def test_points_go_where_they_start_first_and_stay_there(self, testbed, full, fake_command, tmp_path, capsys):
         calls, folder = fake_command("sbatch", f'exec {shutil.which("sbatch")} "$@"'), tmp_path / "sweep"
         words = ["-m", "gpu=a40,a100", "batch=2,3", "site=soonest", "profile=testbed", f"hydra.sweep.dir={folder}"]
+        words += ["workload.min_measure_s=120"]  # none ends before it is cancelled
         assert launch.main(words) == 0
         out = capsys.readouterr().out
         assert re.search(r"delta +gpuA40x4 .*grace: in 3 h; delta: now", out)
