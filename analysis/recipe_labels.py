@@ -11,9 +11,8 @@ versions in which `baseline` had no lever bear the name of today, `earlier_basel
 
 import json
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
 
 import polars as pl
 
@@ -44,19 +43,19 @@ def short_names(recipes: Iterable[str]) -> dict[str, str]:
     """Return the short name of each recipe, unique among these recipes: the shortest that no other one has."""
     recipes, taken = list(recipes), set(recipes_of_launch.choices())
     names = dict.fromkeys(recipes, "")
-    alike: defaultdict[str, list[set[str]]] = defaultdict(list)
+    common: dict[str, set[str]] = {}  # levers without a word of all recipes that would have this name
     for recipe in recipes:
-        alike[_short(recipe)].append(set(_words(recipe.split("+"))[1]))
+        name, others = _short(recipe), set(_words(recipe.split("+"))[1])
+        common[name] = common.get(name, others) & others
 
     def differing(recipe: str) -> str:
         words, others = _words(recipe.split("+"))
-        shared = set.intersection(*alike[_short(recipe)])
-        return "+".join([*words, *(lever for lever in others if lever not in shared)])
+        return "+".join([*words, *(lever for lever in others if lever not in common[_short(recipe)])])
 
     def is_fit(name: str, recipe: str) -> bool:
         return name == recipe or not all(part in taken or "=" in part for part in name.split("+"))
 
-    for form in (_short, differing, lambda recipe: "+".join(chain(*_words(recipe.split("+")))), str):
+    for form in (_short, differing, str):
         proposed = {recipe: form(recipe) for recipe in recipes if not names[recipe]}
         used = Counter([*proposed.values(), *names.values()])
         names |= {recipe: name for recipe, name in proposed.items() if used[name] == 1 and is_fit(name, recipe)}
@@ -137,10 +136,9 @@ def _short(recipe: str) -> str:
     if words and (words != levers[:1] or not others):
         return "+".join(words)
     # The name of a bundle alone would be that of another recipe.
-    parts = [*words, *others]
-    if len(parts) <= 2 * NAMED:
-        return "+".join(parts)
-    return f"{'+'.join(parts[:NAMED])} and {len(parts) - NAMED} more"
+    if len(levers) <= 2 * NAMED:
+        return recipe
+    return f"{'+'.join(levers[:NAMED])} and {len(levers) - NAMED} more"
 
 
 def _words(levers: list[str]) -> tuple[list[str], list[str]]:

@@ -33,7 +33,7 @@ MADE_IMAGES = (
     Figure("PSNR [dB]", "psnr_db"),
 )
 CLOCK = Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)
-TWO_GPUS = "2026-11-29-h200-two-gpus", "2026-11-29-h200-two-gpus-2"
+TWO_GPUS, TWO_GPUS_2 = "2026-11-29-h200-two-gpus", "2026-11-29-h200-two-gpus-2"
 HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3", "-4"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
@@ -68,7 +68,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="SD 1.5 inpainting by batch, on several cards",
-        datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES[:3], TWO_GPUS[0]),
+        datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES[:3], TWO_GPUS),
         text="No location tokens. One run of `tuned_hopper` at 16 has the poster's "
         "103,600 images, 598 s at 173.1 to 173.6 images/s in each minute. Cards of 50 to 68 °C held different clocks "
         "under the power cap; rates per GHz are equal within 4 %. `baseline` at 4 is not steady: the host launches "
@@ -242,7 +242,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs, gradients exchanged by copy engines",
-        datasets=("2026-11-26-h200-two-gpus", "2026-11-28-h200-exchange", *TWO_GPUS),
+        datasets=("2026-11-26-h200-two-gpus", "2026-11-28-h200-exchange", TWO_GPUS, TWO_GPUS_2),
         text="`exchange=peer_copies` beside `in_place`, DDP and one GPU, on two pairs of cards, the first with "
         "position tokens; its DDP, and the runs of 2026-11-26, were on others. Weak: in percent of twice the mean "
         "rate of the cards alone.",
@@ -253,7 +253,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs: the plain loop, and SD 2 as NeMo trains it",
-        datasets=(TWO_GPUS[0],),
+        datasets=(TWO_GPUS,),
         text="DDP from photographs, encoders in the step. On one GPU `baseline` makes 42.6 to 42.8 images/s, and SD 2 "
         "with `amp_fp16` 63.9 to 64.2. NeMo's page has 1.95 times the rate on twice the nodes.",
         rows={"model": "model", "recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
@@ -262,7 +262,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs: weights, gradients and moments divided",
-        datasets=(TWO_GPUS[0],),
+        datasets=(TWO_GPUS,),
         text="SD 1.5, batch 8 on each GPU. `zero1` divides the optimizer's state, `fsdp2` all three, `tensor` the "
         "linear layers of the transformer blocks. SD 1.5 needs none of them on these cards. GPUs wait for the host, "
         "and rates fell from the first to the third run of each row, within half an hour.",
@@ -272,7 +272,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs: FLUX.1 Fill",
-        datasets=(TWO_GPUS[1],),
+        datasets=(TWO_GPUS_2,),
         text="Adapters, by DDP and by a pipeline, whose GPUs keep half of the blocks each, with four micro-batches: "
         "one card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. All weights in fp32 under bf16 autocast with "
         "gradient checkpointing, by `zero1`, `fsdp2` and `tensor`: weights, gradients and moments are 177 GiB, more "
@@ -284,7 +284,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs: FLUX.1 Fill, blocks of the pipeline divided by bytes",
-        datasets=(TWO_GPUS[0],),
+        datasets=(TWO_GPUS,),
         text="The first GPU had 17 blocks and allocated 43.7 GiB, the second one 40 and 81.0 (by the manifest).",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(SMALL_RATE, JOULES, *VRAM, MFU),
@@ -355,7 +355,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Denoisers: 2048 x 1366 pixels in patches on two GPUs",
-        datasets=(TWO_GPUS[0],),
+        datasets=(TWO_GPUS,),
         text="Ten of the 20 patches on each GPU. The second run was 21 minutes later, on a presumably slower host.",
         rows={"network": "model", "GPUs": "gpus"},
         figures=(SMALL_RATE, PEAK),

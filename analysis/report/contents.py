@@ -187,8 +187,7 @@ def _subject(runs: pl.DataFrame, answered: list[Section]) -> str:
     works = [names.work(group["workload"][0], group["model"]) + _size(group) for group in groups]
     programs = known.filter(pl.col("workload") == COMMAND)["recipe"].drop_nulls().unique(maintain_order=True)
     works += [f"{name} (external program)" for name in programs]
-    # Two sections may have compared recipes, one of them batch sizes too.
-    kinds = dict.fromkeys(kind for section in answered for kind in section.kind.split(" and ") if kind)
+    kinds = dict.fromkeys(kind for section in answered for kind in section.kinds)
     text = ": ".join(filter(None, [names.join(list(dict.fromkeys(works))), names.join(list(kinds))]))
     return text if len(programs) and not groups else names.capitalize(text)
 

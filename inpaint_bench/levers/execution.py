@@ -102,24 +102,21 @@ class Attention(Lever[Execution]):
         execution.attention_kernels = lambda: sdpa_kernel(backends, set_priority=True)
 
     def verify(self, observed: Observation[Execution]) -> Verification:
-        # Compiled code for a CPU names no operators.
-        alone = _is_alone(observed.execution) and (observed.cuda or observed.recipe.compile == "none")
-        unet = observed if alone else unet_kernels(observed)
+        execution = observed.execution
+        encodes = not isinstance(execution, StepComponents) or execution.encodes or execution.encodes_texts
+        # In a step without encoders all attention is the UNet's. Compiled code for a CPU names no operators.
+        from_step = not encodes and (observed.cuda or observed.recipe.compile == "none")
+        unet = observed if from_step else unet_kernels(observed)
         if unet.problem:
             return Verification(None, unet.problem, None)
         counts = {
             name: unet.count_class(KernelClass.ATTENTION, library) for name, library in ATTENTION_LIBRARIES.items()
         }
-        part = "a step" if alone else "a forward pass of the UNet"
+        part = "a step" if from_step else "a forward pass of the UNet"
         text = f"kernels by name in {part}: " + ", ".join(f"{k} {n}" for k, n in counts.items())
         # The channels-last UNet has cross-attention of wide heads that is not scaled_dot_product_attention.
         plain = counts["math"] and observed.recipe.attention != "math" and observed.recipe.unet != "nhwc"
         return Verification(counts, text, not plain)
-
-
-def _is_alone(execution: Execution) -> bool:
-    """Tell whether the UNet is the only network with attention in a step."""
-    return isinstance(execution, StepComponents) and not execution.encodes and execution.recipe.cache_text
 
 
 class Linears(Lever[Execution]):

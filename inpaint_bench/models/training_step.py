@@ -89,6 +89,11 @@ class StepComponents(Execution):
         """Encodings of an image in a step: of the image, and to inpaint of the masked one, unless caches have them."""
         return (not self.recipe.cache_image) + (self.networks.inpaints and not self.recipe.cache_masked)
 
+    @property
+    def encodes_texts(self) -> bool:
+        """Whether the text encoder runs in a step."""
+        return not self.recipe.cache_text
+
     def encoder_context(self) -> AbstractContextManager[Any]:
         """Return autocast as the frozen networks need it: off for 16-bit weights, where norms would return fp32."""
         return torch.autocast(self.device.type, enabled=False) if self.encoder_dtype else self.autocast()

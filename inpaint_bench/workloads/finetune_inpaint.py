@@ -191,7 +191,7 @@ def _facts(step: TrainingStep) -> Facts:
     optimizer = step.optimizers[-1 if keys.optimizer == "muon" else 0]
     parts = flops.count(bench.model, bench.data.resolution_px, networks, recipe=bench.recipe)
     # Left in the step: image and masked image are encoded, and the text, unless they are cached.
-    encodes, text = components.encodes, not bench.recipe.cache_text
+    encodes, text = components.encodes, components.encodes_texts
     return Facts(
         **components.facts(),
         **network_facts(bench, networks, networks.parameter_counts(), parts),

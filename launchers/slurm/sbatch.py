@@ -59,7 +59,7 @@ NO_ANSWER = re.compile(
     "Unexpected message received|Insane message length|Header lengths are longer|Connection (refused|reset|timed out)|"
     "Broken pipe|Transport endpoint|sbatch printed no job id|No route to host|Network is |Host is down|"
     "connection abort|Interrupted system call|Input/output error|shutting down|"
-    # of the request, or of the reply after Slurm has accepted the job
+    # Slurm may have refused the request, or the client the reply to a request that Slurm accepted.
     "authentication error"
 )
 # At the beginning of a line, perhaps after the name of a program or in colour, since a site's text may quote it

@@ -34,8 +34,8 @@ def test_few_levers_are_spelt_out_and_many_are_named_by_words_that_a_reader_can_
     ]
     names = recipe_labels.short_names([*few, *many])
     assert [names[recipe] for recipe in few] == few
-    said = ["cached", "cached+compiled", "cached+compiled+graph", "tuned+cached", "tf32+ema and 3 more"]
-    assert [names[recipe] for recipe in many] == said
+    expected = ["cached", "cached+compiled", "cached+compiled+graph", "tuned+cached", "tf32+ema and 3 more"]
+    assert [names[recipe] for recipe in many] == expected
 
 
 def test_the_name_of_a_bundle_alone_is_not_that_of_a_recipe_with_further_levers() -> None:
@@ -56,12 +56,12 @@ def test_what_recipes_that_read_alike_share_is_not_spelt_out() -> None:
     shared = "earlier_baseline+grad_checkpoint+{}+pin_memory+non_blocking+cache_image+cache_masked+cache_text"
     recipes = [shared.format(lever) for lever in ("fsdp2", "tensor", "bucket_view+zero1")]
     names = recipe_labels.short_names([*recipes, "tuned"])
-    said = [
+    expected = [
         "earlier_baseline+cached+fsdp2",
         "earlier_baseline+cached+tensor",
         "earlier_baseline+cached+bucket_view+zero1",
     ]
-    assert [names[recipe] for recipe in recipes] == said
+    assert [names[recipe] for recipe in recipes] == expected
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def sections(dataset: Dataset, build: TableBuilder) -> list[Section]:
     blocks = build.table("loss-curves", "Losses of equal steps", columns, rows, note=note)
     section = Section(
         title=title,
-        kind="training curves",
+        kinds=("training curves",),
         studied=compared["workload"][0],
         answer=" ".join(_verdict(name, reference, each, block) for name, each in comparisons.items()),
         best="not shown equal" if any(each.problems() for each in comparisons.values()) else _EQUAL,

@@ -37,7 +37,7 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
     family = pl.col("model").map_elements(names.model, pl.String, skip_nulls=False)
     cells = build.cells.drop_nulls("batch").with_columns(family=family)
     answered = {section.workload for section in others if section.answer}
-    leads = not any(section.answer and section.kind for section in others)  # no study comes before
+    leads = not any(section.answer and section.kinds for section in others)  # no study comes before
     # Within a workload the family with most cells comes first.
     workloads = cells["workload"].unique(maintain_order=True).to_list()
     groups = cells.partition_by("workload", "family", maintain_order=True)
@@ -50,7 +50,7 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
         decisions = [d for d in decisions if d.fastest or d.cell[f"{_RATE}_n"]]
         decisions.sort(key=lambda d: -(d.cell[_RATE] or 0))
         # A study at one batch answers what to take.
-        studied = any(section.kind in KINDS.values() and section.studied == workload for section in others)
+        studied = any({*section.kinds} & {*KINDS.values()} and section.studied == workload for section in others)
         is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
         if decisions:
             work = names.capitalize(names.work(workload, group["model"]))
@@ -60,7 +60,7 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
             yield Section(
                 title=f"{work}: what to take",
                 workload=workload,
-                kind="" if others else _kind(group),
+                kinds=() if others else _compared(group),
                 answer="" if is_known else named + _answer(group, decisions),
                 best=next((f"{number(d.cell[_RATE])} images/s" for d in decisions if d.fastest), ""),
                 tables=[table(build, f"decision{suffix}", work, decisions, group)],
@@ -68,14 +68,14 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
             )
 
 
-def _kind(cells: pl.DataFrame) -> str:
-    """Return what was compared; empty for GPUs, which the title names."""
+def _compared(cells: pl.DataFrame) -> tuple[str, ...]:
+    """Return what was compared; nothing for GPUs, which the title names."""
     if cells["gpu"].n_unique() > 1:
-        return ""
+        return ()
     if cells["recipe"].n_unique() == 1 and cells.select(WORK_KEYS).n_unique() > 1:
-        return "weights and settings"
+        return "weights", "settings"
     kinds = {"recipe": "recipes", "batch": "batch sizes"}
-    return " and ".join(kind for column, kind in kinds.items() if cells[column].n_unique() > 1)
+    return tuple(kind for column, kind in kinds.items() if cells[column].n_unique() > 1)
 
 
 def _answer(cells: pl.DataFrame, decisions: list[BatchDecision]) -> str:

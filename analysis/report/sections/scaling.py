@@ -76,7 +76,7 @@ def _section(build: TableBuilder, all_series: list[Series], suffix: str) -> Sect
     published = [] if suffix else [nemo.scaling(build), nemo.gpu_comparison(build)]
     return Section(
         title=title,
-        kind="scaling over GPUs",
+        kinds=("scaling over GPUs",),
         studied=cell["workload"],
         answer=": ".join(filter(None, [_named_work(cell, build.cells), _answer(all_series)])),
         best=f"{number(max((cell[_RATE] for series in all_series for cell in series.cells), default=None))} images/s",

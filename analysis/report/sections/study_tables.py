@@ -49,7 +49,7 @@ def sections(build: TableBuilder) -> list[Section]:
             title=f"{TITLES[study.kind]}: {study.setting}",
             workload=study.name,
             studied=study.workload,
-            kind=KINDS[study.kind],
+            kinds=(KINDS[study.kind],),
             answer=_answer(study),
             best=f"{number(max(filter(None, _speeds(study)), default=None))} images/s",
             tables=[table(build, study)],

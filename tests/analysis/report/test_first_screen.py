@@ -126,7 +126,7 @@ def test_the_first_screen_has_at_most_five_rows_and_a_figure_of_every_run_that_i
         for section in each.answered:
             brief = section.tables[0].brief()
             # A ladder is whole, from its baseline to its last step, as in its figure.
-            most = len(section.tables[0].rows) if section.kind == "ladder of levers" else FIRST_ROWS
+            most = len(section.tables[0].rows) if section.kinds == ("ladder of levers",) else FIRST_ROWS
             assert 0 < len(brief.rows) <= most, name
             assert len(brief.columns) <= 8, name
     ladder, build = committed["2026-11-23-h200-ladder"]
@@ -158,7 +158,7 @@ def test_training_curves_count_by_their_own_validity(committed: Committed) -> No
     each, build = committed["2026-11-26-h200-losses"]
     assert not build.runs["valid"].any()
     section = each.answered[0]
-    assert section.kind == "training curves"
+    assert section.kinds == ("training curves",)
     assert section.figures[0].id == "fig-loss-curves"
     assert set(section.figures[0].run_ids) == set(build.runs["run_id"])
     assert "whether its rate is valid or not" in section.paragraphs[0]
