@@ -34,6 +34,7 @@ MADE_IMAGES = (
 )
 CLOCK = Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)
 TWO_GPUS, TWO_GPUS_2 = "2026-11-29-h200-two-gpus", "2026-11-29-h200-two-gpus-2"
+BREADTH, TWO_GPUS_3 = "2026-11-30-h200-breadth", "2026-11-30-h200-two-gpus"
 HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3", "-4"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
@@ -106,7 +107,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="FLUX.1 Fill",
-        datasets=("2026-11-26-h200-flux", "2026-11-28-h200-headlines", "2026-11-28-h200-breadth", *HEADLINES),
+        datasets=("2026-11-26-h200-flux", "2026-11-28-h200-headlines", "2026-11-28-h200-breadth", *HEADLINES, BREADTH),
         text="11.9e9 weights at 512 px, everything frozen from caches. `tuned_dit` trains adapters of rank 16, "
         "`bf16_stochastic` all weights, `earlier_baseline+half+lora` is eager with adapters of rank 4. MFU is in "
         "percent of the bf16 peak: FP8 products count as the operations that they replace, recomputed operations do "
@@ -137,7 +138,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="Stable Diffusion 2, SDXL and Stable Diffusion 3.5",
         datasets=(
             *("2026-11-26-h200-models", "2026-11-28-h200-breadth", "2026-11-28-h200-sd2-plain"),
-            *("2026-11-28-h200-headlines", *HEADLINES),
+            *("2026-11-28-h200-headlines", *HEADLINES, BREADTH),
         ),
         text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL, whose adapters have rank 4; 512 px. "
         "The plain loops and SDXL encode images in every step, the others have caches. milabench publishes 53.8 to "
@@ -185,7 +186,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The poster's recipes, channels_last kept",
-        datasets=("2026-11-28-h200-poster", "2026-11-28-h200-breadth", HEADLINES[0]),
+        datasets=("2026-11-28-h200-poster", "2026-11-28-h200-breadth", HEADLINES[0], BREADTH),
         text="Photographs, encoders in the step. All 98 convolutions of the UNet keep the layout; "
         "`no_channels_last` leaves the poster's four other levers. The poster's own batch of an H200 is 24. "
         "`poster_optimized` is not steady: the host launches kernels too slowly.",
@@ -253,12 +254,21 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs: the plain loop, and SD 2 as NeMo trains it",
-        datasets=(TWO_GPUS,),
+        datasets=(TWO_GPUS, TWO_GPUS_3),
         text="DDP from photographs, encoders in the step. On one GPU `baseline` makes 42.6 to 42.8 images/s, and SD 2 "
         "with `amp_fp16` 63.9 to 64.2. NeMo's page has 1.95 times the rate on twice the nodes.",
         rows={"model": "model", "recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, BUSY),
         where=(pl.col("gpus") == 2) & pl.col("recipe").is_in(["baseline", "baseline+amp_fp16"]),
+    ),
+    Measured(
+        title="Two GPUs: SD 2, tuned",
+        datasets=(TWO_GPUS_3,),
+        text="Cached images and texts, by DDP, `exchange=in_place` and `exchange=peer_copies`. One card alone makes 199 to "
+        "204 images/s at batch 64.",
+        rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
+        figures=(RATE, JOULES, *VRAM, CLOCK),
+        where=pl.col("model") == "sd2",
     ),
     Measured(
         title="Two GPUs: weights, gradients and moments divided",
@@ -272,7 +282,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Two GPUs: FLUX.1 Fill",
-        datasets=(TWO_GPUS_2,),
+        datasets=(TWO_GPUS_2, TWO_GPUS_3),
         text="Adapters, by DDP and by a pipeline, whose GPUs keep half of the blocks each, with four micro-batches: "
         "one card makes 11.7 to 11.9 images/s at batch 8 with 77 GiB. All weights in fp32 under bf16 autocast with "
         "gradient checkpointing, by `zero1`, `fsdp2` and `tensor`: weights, gradients and moments are 177 GiB, more "
@@ -301,7 +311,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making one image",
-        datasets=("2026-11-26-h200-image", *HEADLINES[1:]),
+        datasets=("2026-11-26-h200-image", *HEADLINES[1:], BREADTH),
         text="`generate_hopper` computes in bf16.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=MADE_IMAGES,
@@ -318,8 +328,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making images with SD 1.5 and SD 2 on an H200",
-        datasets=("2026-11-28-h200-breadth", HEADLINES[3]),
-        text="The setting of the NeMo page. The CPUs of these two hosts launch kernels too slowly: the GPU is busy 26 "
+        datasets=("2026-11-28-h200-breadth", HEADLINES[3], BREADTH),
+        text="The setting of the NeMo page. The CPUs of these three hosts launch kernels too slowly: the GPU is busy 26 "
         "to 76 %, and the H100 above is faster in each cell that it has. These are times of the host, not of the card.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=(*MADE_IMAGES, BUSY),
@@ -355,8 +365,9 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Denoisers: 2048 x 1366 pixels in patches on two GPUs",
-        datasets=(TWO_GPUS,),
-        text="Ten of the 20 patches on each GPU. The second run was 21 minutes later, on a presumably slower host.",
+        datasets=(TWO_GPUS, TWO_GPUS_3),
+        text="Ten of the 20 patches on each GPU, and all 20 on one GPU of the second host. The second run of the first "
+        "host was 21 minutes later.",
         rows={"network": "model", "GPUs": "gpus"},
         figures=(SMALL_RATE, PEAK),
         cases=PATCHES,
@@ -387,7 +398,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Training on volumes, rounded as PyTorch does by default",
-        datasets=("2026-11-28-h200-breadth",),
+        datasets=("2026-11-28-h200-breadth", BREADTH),
         text="`tf32_convolutions`: convolutions in TF32, matrix products as IEEE says. The whole head.",
         rows={"recipe": "recipe"},
         figures=STEPS,
@@ -395,9 +406,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Making volumes in 250 steps",
-        datasets=("2026-11-29-h200-headlines",),
-        text="`workload=volume3d_sample`, the whole head, one volume after a warm-up of one: too few for a statement "
-        "about spread. Samples of 10 steps of both agree, MS-SSIM 1.0000.",
+        datasets=("2026-11-29-h200-headlines", BREADTH),
+        text="`workload=volume3d_sample`, the whole head, one volume a run after a warm-up of one.",
         rows={"recipe": "recipe"},
         figures=(
             Figure("seconds per volume", 1 / pl.col("images_per_s")),

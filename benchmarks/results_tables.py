@@ -217,7 +217,7 @@ def denoised(table: str, rate: str, predicted: str, names: Mapping[str, str]) ->
             tensors_mib=(pl.col("allocated_peak_mib") - pl.col("weights_mib")).max(),
         )
         means = means.join(peaks, ["model", *keys], how="left").join(
-            dataset.runs[["run_id", "valid", "reason", "gpu_uuid", "steady", "gpus"]], "run_id"
+            dataset.runs[["run_id", "valid", "reason", "gpu", "gpu_uuid", "steady", "gpus", "recipe", "levers"]], "run_id"
         )
         excess = pl.col("tensors_mib") - pl.col("predicted_mib")
         order = pl.col("model").replace_strict({name: place for place, name in enumerate(DENOISERS)})

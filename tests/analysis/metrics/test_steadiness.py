@@ -106,6 +106,15 @@ UNSTEADY = {  # of the committed datasets of 26 November and later, all runs tha
         3.04,
         0.9,
     ),
+    ("2026-11-30-h200-breadth", "amp_fp16", 1): (-2.5, -13.45),
+    ("2026-11-30-h200-breadth", "amp_fp16", 2): (-0.26, -5.53),
+    ("2026-11-30-h200-breadth", "poster_optimized", 24): (1.78, 6.72),
+    ("2026-11-30-h200-two-gpus", f"earlier_baseline+grad_checkpoint+fsdp2+{FLUX_FP32}", 4): (4.21, 5.33),
+    ("2026-11-30-h200-two-gpus", f"earlier_baseline+grad_checkpoint+tensor+{FLUX_FP32}", 4): (-1.13, 6.79),
+    ("2026-11-30-h200-two-gpus", f"earlier_baseline+adamw_fused+grad_checkpoint+bucket_view+zero1+{FLUX_FP32}", 1): (
+        4.09,
+        -9.13,
+    ),
     ("2026-11-28-h200-poster", "poster_optimized", 16): (2.47, -3.76),  # the last of three
     ("2026-11-28-h200-poster", "poster_optimized+no_channels_last", 16): (0.92, -2.77),
 }
