@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -54,7 +55,40 @@ def test_measured_cell_is_told_as_such() -> None:
     assert known.measured
     assert known.source.startswith("measured (n = ")
     assert known.images_per_s == pytest.approx(174, rel=0.03)
-    assert known.error >= rates.errors()["repeat"]
+    assert 0.01 < known.error < rates.errors()["repeat"]
+
+
+def test_datasets_that_agree_are_one_cell_whose_interval_holds_the_next() -> None:
+    """Regression: of eight datasets the last alone counted, n = 2, with the 11 % by which any two may differ."""
+    by_cell: defaultdict[tuple[object, ...], list[rates.Cell]] = defaultdict(list)
+    for cell in (cell for cell in rates.committed() if cell.n):
+        by_cell[cell.work, cell.gpu, cell.gpus, cell.nodes, cell.batch].append(cell)
+    held = []
+    for cells in by_cell.values():
+        for number in range(3, len(cells)):
+            last = cells[number]
+            known = rates.find(last.work, last.gpu, last.batch, cells[:number], gpus=last.gpus, nodes=last.nodes)
+            assert known
+            if " datasets, the last" in known.source:
+                ratio = known.images_per_s / last.images_per_s
+                held.append(max(ratio, 1 / ratio) - 1 <= known.error)
+    assert len(held) > 15
+    assert sum(held) > 0.9 * len(held)  # all but the first run of faster code
+
+
+def test_a_dataset_of_faster_code_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    (cell,) = [c for c in rates.committed() if (c.source, c.gpu, c.batch) == ("the poster", "a40", 16)]
+    days = {"2026-12-01-a": 8.0, "2026-12-02-a": 8.1, "2026-12-03-a": 8.2, "2026-12-04-a": 9.0}
+    cells = tuple(replace(cell, source=name, n=1, images_per_s=rate) for name, rate in days.items())
+    monkeypatch.setattr(rates, "committed", lambda: cells)
+    newest = rates.find(cell.work, "a40", 16, cells)
+    before = rates.find(cell.work, "a40", 16, cells[:3])
+    assert newest
+    assert before
+    assert (newest.images_per_s, newest.source) == (9.0, "measured (n = 1, 2026-12-04-a)")
+    assert before.images_per_s == pytest.approx(8.1)
+    assert before.source == "measured (n = 3 in 3 datasets, the last 2026-12-03-a)"
+    assert before.error == pytest.approx(4.30 * 0.1 / 8.1 * (4 / 3) ** 0.5)
 
 
 def test_batch_between_measured_ones_lies_between_their_rates() -> None:

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inpaint_bench.core.config import recipe as recipes
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 _T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 # Runs from before recipes were recorded: which levers a name meant then is not known, so it names another execution.
 UNRECORDED = " (levers not recorded)"
+SAME_CODE = 0.05  # cells of older datasets whose rates differ by more are of other code, or of a host that was the limit
 _SMALLER = {"h": (60, "min"), "MJ": (1000, "kJ")}  # what is printed of less than 1
 Interval = tuple[float, float, float]  # expected, least, most
 
@@ -206,17 +209,36 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate | None:
     """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two."""
     # One's own are preferred, measured ones, those of the newest day, which names begin with, and of most runs.
     ranked = sorted(cells, reverse=True, key=lambda c: (c not in committed(), c.n > 0, c.source[:10], c.n, c.source))
-    for cell in ranked:
-        if cell.batch == batch:
-            scatter = _T95.get(cell.n - 1, 2.2) * cell.rate_cv * math.sqrt(1 + 1 / cell.n) if cell.n > 2 else 0.0
-            source = f"measured (n = {cell.n}, {cell.source})" if cell.n else f"published by {cell.source}"
-            # Between datasets, thus between days, cells differ more than runs of one day.
-            return _rate(cell, max(errors()["repeat"], scatter), source, measured=cell.n > 0)
+    if same := [cell for cell in ranked if cell.batch == batch]:
+        return _repeated(same[0], same)
     # Cells of two datasets differ by the code of two days too.
     for source in dict.fromkeys(cell.source for cell in ranked):
         if line := between([cell for cell in ranked if cell.source == source], batch):
             return _rate(line, errors()["batches"], f"predicted from {line.source}")
     return None
+
+
+def _repeated(newest: Cell, cells: Sequence[Cell]) -> Rate:
+    """Return the rate of a cell, with older datasets behind it up to the first that differs by SAME_CODE."""
+    if not newest.n:
+        return _rate(newest, errors()["repeat"], f"published by {newest.source}")
+    if newest in committed():
+        alike = list(takewhile(lambda cell: abs(cell.images_per_s / newest.images_per_s - 1) <= SAME_CODE, cells))
+        if len(alike) > 2:
+            rates = [cell.images_per_s for cell in alike]
+            joules = [cell.joules_per_image for cell in alike if cell.joules_per_image]
+            whole = replace(newest, images_per_s=mean(rates), joules_per_image=mean(joules or [0.0]))
+            n = f"n = {sum(cell.n for cell in alike)} in {len(alike)} datasets, the last {newest.source}"
+            return _rate(whole, _prediction(len(rates), stdev(rates) / mean(rates)), f"measured ({n})", measured=True)
+    scatter = _prediction(newest.n, newest.rate_cv) if newest.n > 2 else 0.0
+    # Between datasets, thus between days, cells differ more than runs of one day.
+    source = f"measured (n = {newest.n}, {newest.source})"
+    return _rate(newest, max(errors()["repeat"], scatter), source, measured=True)
+
+
+def _prediction(n: int, cv: float) -> float:
+    """Return half of the 95 % prediction interval of one more value, over the mean of `n`."""
+    return _T95.get(n - 1, 2.2) * cv * math.sqrt(1 + 1 / n)
 
 
 def _rate(cell: Cell, error: float, source: str, *, measured: bool = False) -> Rate:
