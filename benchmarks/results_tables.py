@@ -216,9 +216,8 @@ def denoised(table: str, rate: str, predicted: str, names: Mapping[str, str]) ->
             peak_gib=pl.col("allocated_peak_mib").max() / 1024,
             tensors_mib=(pl.col("allocated_peak_mib") - pl.col("weights_mib")).max(),
         )
-        means = means.join(peaks, ["model", *keys], how="left").join(
-            dataset.runs[["run_id", "valid", "reason", "gpu", "gpu_uuid", "steady", "gpus", "recipe", "levers"]], "run_id"
-        )
+        own = ["run_id", "valid", "reason", "gpu", "gpu_uuid", "steady", "gpus", "recipe", "levers"]
+        means = means.join(peaks, ["model", *keys], how="left").join(dataset.runs[own], "run_id")
         excess = pl.col("tensors_mib") - pl.col("predicted_mib")
         order = pl.col("model").replace_strict({name: place for place, name in enumerate(DENOISERS)})
         means = means.with_columns(excess_pct=100 * excess / pl.col("predicted_mib"), excess_gib=excess / 1024)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 # Runs from before recipes were recorded: which levers a name meant then is not known, so it names another execution.
 UNRECORDED = " (levers not recorded)"
-SAME_CODE = 0.05  # cells of older datasets whose rates differ by more are of other code, or of a host that was the limit
+SAME_CODE = 0.05  # older datasets whose rates differ by more are of other code, or of a host that was the limit
 _SMALLER = {"h": (60, "min"), "MJ": (1000, "kJ")}  # what is printed of less than 1
 Interval = tuple[float, float, float]  # expected, least, most
 
