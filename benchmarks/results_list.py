@@ -264,8 +264,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="Two GPUs: SD 2, tuned",
         datasets=(TWO_GPUS_3,),
-        text="Cached images and texts, by DDP, `exchange=in_place` and `exchange=peer_copies`. One card alone makes 199 "
-        "to 204 images/s at batch 64.",
+        text="Cached images and texts, by DDP, `exchange=in_place` and `exchange=peer_copies`. One card alone makes "
+        "199 to 204 images/s at batch 64.",
         rows={"recipe": "recipe", "GPUs": "gpus", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, CLOCK),
         where=pl.col("model") == "sd2",
@@ -330,7 +330,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="Making images with SD 1.5 and SD 2 on an H200",
         datasets=("2026-11-28-h200-breadth", HEADLINES[3], BREADTH),
         text="The setting of the NeMo page. The CPUs of these three hosts launch kernels too slowly: the GPU is busy "
-        "26 to 76 %, and the H100 above is faster in each cell that it has. These are times of the host, not of the card.",
+        "26 to 76 %, and the H100 above is faster in each cell that it has. These are times of the host, not of the "
+        "card.",
         rows={"model": "model", "recipe": "recipe", "batch": "batch"},
         figures=(*MADE_IMAGES, BUSY),
         cases=images,
