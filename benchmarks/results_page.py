@@ -3,6 +3,7 @@
 import sys
 
 from inpaint_bench.commands.exit_codes import guarded
+from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.paths import ROOT
 
 from .results_list import PAGE
@@ -43,6 +44,8 @@ def page() -> str:
 
 
 def main() -> int:
+    if sys.argv[1:]:
+        raise UserError(f"{' '.join(sys.argv[1:])}: results_page takes no arguments")
     TARGET.write_text(page(), encoding="utf-8")
     print(f"Wrote {TARGET.relative_to(ROOT)}")
     return 0

@@ -106,7 +106,7 @@ def test_a_lost_request_is_repeated_by_rerun(login_nodes, tmp_path, capsys, monk
 def ended(login_nodes, tmp_path, capsys) -> tuple[Path, dict[str, bytes]]:
     """Return a sweep whose job was cancelled, and the files that its run left at delta."""
     folder = tmp_path / "sweep"
-    assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2") == 0
+    assert launch_sweep(login_nodes, folder, "gpu=h200", "batch=2", "workload.min_measure_s=120") == 0
     assert app.main(["cancel", str(folder)]) == 0
     login_nodes.bed.wait(lambda: [point["reason"] for point in points_of(folder, capsys)] == ["cancelled"])
     ledger = Ledger.open(folder)
