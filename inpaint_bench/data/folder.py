@@ -399,6 +399,8 @@ def skipped_image(name: str, error: Exception) -> SkippedImage:
         reason = "not an image that can be read"
     elif isinstance(error, OSError) and error.errno is not None:  # Pillow's own, such as "truncated", have no number
         reason = f"cannot be read: {error.strerror}"
+    elif isinstance(error, Image.DecompressionBombError):
+        reason = f"more pixels than Pillow decodes, scale it down: {error}"
     else:
         reason = f"damaged image: {error}"
     return SkippedImage(file=escape_invalid(name), reason=reason)

@@ -341,6 +341,12 @@ class TestUnreadableFiles:
         assert reasons(folder(tmp_path)) == {"turned.jpg": "damaged image: bad operand type for abs(): 'str'"}
 
 
+    def test_more_pixels_than_pillow_decodes_are_no_damage(self, tmp_path: Path) -> None:
+        save(tmp_path, ("good.png", grey(1)))
+        Image.new("1", (20_000, 20_000)).save(tmp_path / "panorama.png")
+        assert reasons(folder(tmp_path))["panorama.png"].startswith("more pixels than Pillow decodes, scale it down: ")
+
+
 class TestMetadata:
     def test_image_named_twice_is_skipped_with_both_entries(self, tmp_path: Path) -> None:
         save(tmp_path, ("a.png", grey(1)), ("b.png", grey(2)))
