@@ -37,7 +37,7 @@ RECIPE_COMPARISON_KEYS = [*SETTING_KEYS, "requested_batch", "resolution_px", "de
 # GPUs are compared only if all of these are equal.
 GPU_COMPARISON_KEYS = ["workload", "model", "variant", "gpus", "nodes", "recipe", "demonstration", *COMPUTATION_KEYS]
 # Cells that do the same work, by whatever means: they may share a figure and a headline.
-WORK_KEYS = ["workload", "model", "variant", "resolution_px", "demonstration"]
+WORK_KEYS = ["workload", "model", "variant", "resolution_px", "demonstration", "adapters"]
 # Part of a series' label if they vary within a table.
 LABEL_KEYS = ["workload", "model", "variant", "recipe", "gpus", "nodes", "demonstration", *COMPUTATION_KEYS]
 LABEL_KEYS += ["inactive_levers", "comparability_key"]
@@ -71,6 +71,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "nodes": lambda count: pluralize(count, "node"),
     "demonstration": lambda demonstration: "demo" if demonstration else "real",
     "resolution_px": lambda side: f"{side} px",
+    "adapters": lambda adapters: "adapters" if adapters else "all weights",
 }
 # The different cards behind some runs, of which one on several GPUs lists all UUIDs; runs that were not steady.
 RUN_COUNTS = {
@@ -86,6 +87,7 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
 
     `runs`, `run_ids` and `seeds` are lists in one order, `runs` with the metrics of each run. Every metric has its
     mean, `_low` and `_high` (95 % interval), `_min`, `_max` and `_n`, the number of runs that have it.
+    `adapters` is whether LoRA trains adapters instead of all weights.
     `cards` counts the different cards behind them, `unsteady` the runs whose step time changed within the measured
     time, `batch_searched` the runs whose batch was searched for; `training_images_min` and `_max` span epochs times
     images of the data set, null if any run does not know them. `disagreement` says in which figures the runs
@@ -98,6 +100,7 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
     of_run = [name for name in _OF_RUN if name in runs.columns]
     metrics, images = pl.col(*METRICS), pl.col("epochs") * pl.col("dataset_images")
     known = images.null_count() == 0
+    levers = pl.col("levers") if "levers" in runs.columns else pl.lit(None, pl.String)
     table = (
         runs.with_columns(pl.col("comparability_key").fill_null(""))
         .sort("run_id")
@@ -112,6 +115,7 @@ def build_cells(runs: pl.DataFrame) -> pl.DataFrame:
             pl.when(known).then(images.min()).alias("training_images_min"),
             pl.when(known).then(images.max()).alias("training_images_max"),
             pl.col(recipe_labels.COLUMN).first(),
+            levers.str.contains('"lora_rank"').fill_null(False).first().alias("adapters"),
             differences().alias("differences"),
             metrics.mean(),
             metrics.min().name.suffix("_min"),

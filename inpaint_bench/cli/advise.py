@@ -51,7 +51,8 @@ class Option:
 
     def __str__(self) -> str:
         cards, each = (f"{self.gpus} x {self.gpu}", " per GPU") if self.gpus > 1 else (self.gpu, "")
-        return f"{cards} at {self.site}, recipe {self.recipe}, batch {self.batch}{each}"
+        adapters = " (adapters)" if recipes.fields_of(self.recipe).get("lora_rank") else ""
+        return f"{cards} at {self.site}, recipe {self.recipe}{adapters}, batch {self.batch}{each}"
 
     def lines(self) -> Iterator[str]:
         """Yield the option as text."""

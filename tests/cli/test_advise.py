@@ -99,6 +99,12 @@ def test_model_that_was_measured_with_no_bundle_alone_has_options_too(capsys: py
     assert "recipe tuned_dit+" in advise(capsys, "model=flux_fill", "images=6500", "epochs=4", "gpu=h200")
 
 
+def test_recipes_that_train_adapters_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    text = advise(capsys, "model=flux_fill", "images=6500", "epochs=16", "gpu=h200", "recipe=tuned_dit+fp8+attn_flash4")
+    assert "recipe tuned_dit+fp8+attn_flash4 (adapters), batch " in text
+    assert "(adapters)" not in advise(capsys, *WISHES)
+
+
 def test_command_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (option, *_) = json.loads(advise(capsys, *WISHES, "recipe=baseline", "batch=16", "--json"))["options"].values()
     words = shlex.split(option["command"])

@@ -14,7 +14,16 @@ from analysis.report.figures import by_batch
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
 from analysis.stats import best_batch
 from analysis.stats.best_batch import BatchDecision, Choice
-from analysis.stats.cells import CACHE_KEYS, WORK_KEYS, Cell, add_series, compare, is_distinguishable, work_text
+from analysis.stats.cells import (
+    CACHE_KEYS,
+    WORK_KEYS,
+    Cell,
+    add_series,
+    compare,
+    is_distinguishable,
+    key_text,
+    work_text,
+)
 from analysis.units import gpu_label, number
 
 from .study_tables import KINDS
@@ -33,14 +42,18 @@ _SAME = [*WORK_KEYS, "site", "gpu", "gpus", "nodes", "comparability_key"]
 
 
 def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section]:
-    """Yield a section for each workload and family of models, without an answer if the `others` give one."""
+    """Yield a section for each workload, family of models and kind of weights that are trained.
+
+    A section has no answer if the `others` give one.
+    """
     family = pl.col("model").map_elements(names.model, pl.String, skip_nulls=False)
     cells = build.cells.drop_nulls("batch").with_columns(family=family)
     answered = {section.workload for section in others if section.answer}
     leads = not any(section.answer and section.kinds for section in others)  # no study comes before
     # Within a workload the family with most cells comes first.
     workloads = cells["workload"].unique(maintain_order=True).to_list()
-    groups = cells.partition_by("workload", "family", maintain_order=True)
+    groups = cells.partition_by("workload", "family", "adapters", maintain_order=True)
+    both = cells.group_by("workload", "family").agg(pl.col("adapters").n_unique() > 1).filter("adapters")
     groups.sort(key=lambda group: (workloads.index(group["workload"][0]), -group.height))
     for index, group in enumerate(groups):
         suffix = f"-{index}" if index else ""
@@ -54,6 +67,8 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
         is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
         if decisions:
             work = names.capitalize(names.work(workload, group["model"]))
+            if (workload, group["family"][0]) in both.select("workload", "family").rows():
+                work += f", {key_text(decisions[0].cell, 'adapters')}"
             # The first answer of the page has no title of its own.
             named = f"{work}: " if leads and len(groups) > 1 else ""
             leads = leads and is_known

@@ -111,12 +111,29 @@ def test_every_dataset_has_an_answer(committed: Committed) -> None:
         assert committed[name][0].answered[0].answer.startswith(answer)
     programs = committed["2026-11-23-h200-lora-sdxl"][0].answered
     assert [section.answer.partition(":")[0] for section in programs[:2]] == [
-        "SD 1.5 inpainting fine-tune",
+        "SD 1.5 inpainting fine-tune, adapters",
         "Take an H200, batch 16, recipe earlier_baseline",
     ], "below the title, which names both, the first names its work"
-    assert re.match(r"dreambooth took [\d.]+ s and [\d.]+ kJ \([\d.]+ images/s\) on an H200", programs[2].answer)
+    assert re.match(r"dreambooth took [\d.]+ s and [\d.]+ kJ \([\d.]+ images/s\) on an H200", programs[-1].answer)
     for each, _ in committed.values():
         assert each.answered[0].best
+
+
+def test_adapters_and_all_weights_are_different_work(committed: Committed) -> None:
+    """Regression: `Take tuned_dit+attn_flash4`, which trains adapters, above `fsdp2` of all weights."""
+    first, second = committed["2026-11-30-h200-two-gpus"][0].answered[:2]
+    assert first.answer.startswith("FLUX.1 inpainting fine-tune, all weights: Take 2 H200, batch 4")
+    assert (second.title, len(second.tables[0].rows)) == ("FLUX.1 inpainting fine-tune, adapters: what to take", 1)
+    flux, whole = committed["2026-11-26-h200-flux"][0].answered
+    assert flux.answer.startswith("FLUX.1 inpainting fine-tune, adapters: Take an H200, batch 8, recipe tuned_dit+fp8")
+    assert whole.tables[0].rows[0][2] == "7.42"
+
+
+def test_rows_of_denoisers_on_one_and_two_gpus_do_not_read_alike(committed: Committed) -> None:
+    (patches,) = [each for each in committed["2026-11-30-h200-two-gpus"][0].answered if each.workload == "denoise_patch"]
+    brief = patches.tables[0].brief()
+    assert [row[3] for row in brief.rows] == ["H200", "2 H200", "H200", "H200", "2 H200", "2 H200"]
+    assert brief.columns[3] == "GPU"
 
 
 def test_the_first_screen_has_at_most_five_rows_and_a_figure_of_every_run_that_it_is_about(
