@@ -72,7 +72,7 @@ def error_rows(cells: Sequence[rates.Cell]) -> Iterator[list[Any]]:
         others = [o for o in cells if (o.work, o.gpu, o.gpus, o.nodes) == (cell.work, cell.gpu, cell.gpus, cell.nodes)]
         if line := rates.between((o for o in others if o.source == cell.source), cell.batch):
             what = f"{cell.work.recipe} {cell.work.model}, {cell.gpu}, {cell.gpus} GPU, {cell.source}"
-            yield ["batches", f"{what}, batch {cell.batch}", line.images_per_s, cell.images_per_s]
+            yield ["batches", f"{what}, batch {cell.batch}", line[1].images_per_s, cell.images_per_s]
 
 
 def _write(name: str, table: Iterable[Sequence[Any]]) -> bool:

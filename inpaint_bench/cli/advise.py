@@ -1,6 +1,7 @@
 """`advise`: which site, card, batch and recipe, from measured and published rates. Loads no torch."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import methodcaller
@@ -9,6 +10,7 @@ from typing import Any
 
 from analysis import site_rates
 from inpaint_bench.core.config import recipe as recipes
+from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.config.site import CHOSEN
 from inpaint_bench.core.config.user_file import read_user_file, user_file
 from inpaint_bench.core.config.validation import did_you_mean
@@ -19,7 +21,7 @@ from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.rates import Interval, amount, scaled
 from inpaint_bench.core.paths import conf_dir
 
-WHOLE = ("images", "batch", "px")
+WHOLE = ("images", "batch", "px", "gpus")
 NUMBERS = (*WHOLE, "epochs", "deadline_h", "budget_su", "budget_usd", "budget_gpu_h")
 KEYS = ("model", *NUMBERS, "recipe", "gpu", "site")
 BUDGETS = {"budget_su": ("service_units", "SU"), "budget_usd": ("usd", "USD"), "budget_gpu_h": ("gpu_hours", "GPU-h")}
@@ -49,9 +51,14 @@ class Option:
         values: Interval | None = getattr(self, name)
         return values[end] if values else math.inf
 
+    @property
+    def adapters(self) -> bool:
+        """Return whether LoRA's adapters are trained instead of all weights."""
+        return bool(recipes.fields_of(self.recipe).get("lora_rank"))
+
     def __str__(self) -> str:
         cards, each = (f"{self.gpus} x {self.gpu}", " per GPU") if self.gpus > 1 else (self.gpu, "")
-        adapters = " (adapters)" if recipes.fields_of(self.recipe).get("lora_rank") else ""
+        adapters = " (adapters)" if self.adapters else ""
         return f"{cards} at {self.site}, recipe {self.recipe}{adapters}, batch {self.batch}{each}"
 
     def lines(self) -> Iterator[str]:
@@ -73,12 +80,10 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     """
     wish, path = _parse(wishes), user_file()
     user = read_user_file(path) if path else {}
-    options = list(_options(wish, rates.own_cells([*(datasets or ()), *(user.get("datasets") or ())]), user))
+    cells = rates.own_cells([*(datasets or ()), *(user.get("datasets") or ())])
+    options = list(_options(wish, cells, user))
     if not options:
-        raise UserError(
-            f"model={wish['model']}: no measured cell and site with these wishes; run it once, merge, and name the "
-            "dataset with --datasets, or give site=local for a card of this machine"
-        )
+        raise UserError(_nothing(wish, cells))
     key = next((key for key in BUDGETS if key in wish), "budget_gpu_h")
     (budget, unit), limit, deadline = BUDGETS[key], wish.get(key, math.inf), wish.get("deadline_h", math.inf)
     if all(math.isinf(option.cost(budget)) for option in options):
@@ -91,9 +96,12 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
         "fastest": ("hours", feasible),
         "cheapest": (budget, feasible),
         "least energy": ("joules", [option for option in feasible if option.joules]),
+        "all weights": ("hours", [o for o in feasible if not o.adapters]),
         "published": ("hours", [o for o in feasible if "gpu" in wish and o.source.startswith("published")]),
     }
     chosen = {name: min(fit, key=methodcaller("cost", order)) for name, (order, fit) in orders.items() if fit}
+    if "fastest" in chosen and not chosen["fastest"].adapters:
+        chosen.pop("all weights", None)
     tied = {name: _tied(chosen[name], *orders[name]) for name in chosen}
     otherwise = [] if feasible else list(_otherwise(options, limits))
     if as_json:
@@ -103,7 +111,8 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     elif feasible:
         for option in dict.fromkeys(chosen.values()):
             best = [name for name in chosen if chosen[name] == option]
-            echo(f"{', '.join(best)}:", *option.lines())
+            # Without a budget it is that of GPU hours.
+            echo(f"{', '.join(best).replace('cheapest', f'cheapest in {unit}')}:", *option.lines())
             by_tie: dict[str, list[str]] = {}
             for name in best:
                 by_tie.setdefault(list_some(list(map(str, tied[name]))), []).append(name)
@@ -140,13 +149,20 @@ def _parse(wishes: Sequence[str]) -> dict[str, Any]:
         wish[key] = value
         if key in NUMBERS:
             try:
-                wish[key] = number = int(value) if key in WHOLE else float(value)
+                wish[key] = number = int(value) if key in WHOLE and value.isdecimal() else float(value)
             except ValueError:
                 number = math.nan
-            if not 0 < number < math.inf:
+            if not 0 < number < math.inf or (key in WHOLE and number != int(number)):
                 raise UserError(f"{key}{equals}{value}: must be a {'whole ' if key in WHOLE else ''}number above 0")
         elif not value:
             raise UserError(f"{key}=: is empty; name one")
+    wish |= {key: int(wish[key]) for key in WHOLE if key in wish}
+    if "recipe" in wish:
+        parts = re.split(r"[+,]", wish["recipe"].strip("[]"))  # as launch takes them
+        if all(part in LEVERS or "=" in part for part in parts):
+            parts.insert(0, recipes.BASELINE)
+        wish["recipe"] = "+".join(parts)
+        recipes.lever_names(wish["recipe"])  # raises for an unknown one
     if missing := [key for key in ("model", "images", "epochs") if key not in wish]:
         raise UserError(f"{', '.join(missing)}: missing; such as model=sd15_inpaint images=6500 epochs=16 deadline_h=4")
     if len(given := [key for key in BUDGETS if key in wish]) > 1:
@@ -166,12 +182,10 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
         if (cell.work.model, cell.work.resolution_px, cell.nodes) == (wish["model"], wish.get("px", 512), 1)
         and cell.work.workload in memory.WORKLOADS and not cell.work.variant
     ]  # fmt: skip
-    # LoRA trains other weights, and single levers are steps of an ablation: only if they are asked for, or if a
-    # model was measured with no bundle alone.
-    measured, bundles = {cell.work.recipe for cell in known}, recipes.bundles()
-    wanted = {wish["recipe"]} if "recipe" in wish else measured & set(bundles)
-    wanted = wanted or {recipe for recipe in measured if recipe.partition("+")[0] in bundles}
-    shapes = {(cell.work, cell.gpus, wish.get("batch", cell.batch)) for cell in known if cell.work.recipe in wanted}
+    shapes = {
+        (cell.work, cell.gpus, wish.get("batch", cell.batch)) for cell in known
+        if cell.gpus == wish.get("gpus", cell.gpus) and _is_wanted(cell.work.recipe, wish.get("recipe"))
+    }  # fmt: skip
     sites = [path.stem for path in sorted((conf_dir() / "site").glob("*.yaml")) if path.stem not in (*CHOSEN, "local")]
     for site in sites if "site" not in wish else [wish["site"]]:
         content = read_config_file(conf_dir() / "site" / f"{site}.yaml", "site")
@@ -198,6 +212,34 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
                     memory_gib=peak.needed_mib / 1024 if peak else None, source=rate.source,
                     command=_command(wish, site, gpu, gpus, batch, work, hours[2], entry.get("max_minutes")),
                 )  # fmt: skip
+
+
+def _is_wanted(recipe: str, wished: str | None) -> bool:
+    """Return whether a recipe has the levers of the one that was wished for; by default, whether it names a bundle."""
+    try:
+        levers = recipes.lever_names(recipe)
+    except UserError:  # of a program of others, or of an early version
+        return recipe == wished
+    return levers == recipes.lever_names(wished) if wished else recipe.partition("+")[0] in recipes.bundles()
+
+
+def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell]) -> str:
+    """Return that nothing fits the wishes, and what was measured of the model."""
+    known = [c for c in cells if c.work.model == wish["model"] and c.n and c.work.workload in memory.WORKLOADS]
+    seen: dict[str, set[Any]] = {
+        "gpu": {cell.gpu for cell in known},
+        "gpus": {cell.gpus for cell in known},
+        "px": {cell.work.resolution_px for cell in known},
+        "batch": {cell.batch for cell in known},
+        "recipe": {cell.work.recipe for cell in known if _is_wanted(cell.work.recipe, None)},
+    }
+    values = {key: list(map(str, sorted(found))) for key, found in seen.items() if found}
+    measured = "; ".join(f"{key}={list_some(found, 6)}" for key, found in values.items())
+    wished = " ".join(f"{key}={value}" for key, value in wish.items() if key in ("model", "site", *seen))
+    return (
+        f"{wished}: no measured cell and site with these wishes. Measured are {measured or 'none'}. Run it once, "
+        "merge, and name the dataset with --datasets, or give site=local for a card of this machine"
+    )
 
 
 def _command(

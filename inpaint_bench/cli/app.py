@@ -312,8 +312,8 @@ def advise(
     """Say which site, GPU, batch and recipe to train with.
 
     Needs model, images and epochs. Limits are deadline_h and one of budget_su, budget_usd and budget_gpu_h; batch, px,
-    recipe, gpu and site narrow the choice. Prints the fastest, the cheapest and the option of least energy, each with
-    its interval, where the rate is from, and the command. The exit code is 1 if no option keeps to the limits.
+    recipe, gpu, gpus and site narrow the choice. Prints the fastest, the cheapest and the option of least energy, each
+    with its interval, where the rate is from, and the command. The exit code is 1 if no option keeps to the limits.
     """
 
 

@@ -83,13 +83,18 @@ def _about(name: str) -> dict[str, Any]:
 
 
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:
-    """Return by lever what each study shows about it; a step of several levers is told with each of them."""
+    """Return by lever what each study shows about it; a step of several levers is told with each of them.
+
+    Runs in which a lever was not active count for nothing: until 28 November 2026 channels_last was undone in the UNet.
+    """
+    import polars as pl
+
     from analysis.dataset import open_dataset
     from analysis.stats.study import LADDER, LEAVE_ONE_OUT, comparisons, gain_over
 
     effects: dict[str, list[str]] = defaultdict(list)
     for folder in datasets:
-        for study in comparisons(open_dataset(folder).runs):
+        for study in comparisons(open_dataset(folder).runs.filter(pl.col("inactive_levers").is_null())):
             if study.kind == LEAVE_ONE_OUT:
                 continue
             for index, step in enumerate(study.steps[1:], start=1):

@@ -51,7 +51,12 @@ def test_cancel_over_ssh_also_stops_jobs_of_a_launch_that_was_killed_here(
     login_nodes: LoginNodes, tmp_path: Path, capsys: Any
 ) -> None:
     folder = tmp_path / "sweep"
-    overrides = [*over_ssh.overrides(login_nodes), *ONE_BY_ONE, "workload.min_measure_s=120", f"hydra.sweep.dir={folder}"]
+    overrides = [
+        *over_ssh.overrides(login_nodes),
+        *ONE_BY_ONE,
+        "workload.min_measure_s=120",
+        f"hydra.sweep.dir={folder}",
+    ]
     command = [sys.executable, "-m", "inpaint_bench.launch", "-m", *overrides]
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(command, cwd=ROOT, stdout=nothing, stderr=nothing)

@@ -67,7 +67,8 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
         is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
         if decisions:
             work = names.capitalize(names.work(workload, group["model"]))
-            if (workload, group["family"][0]) in both.select("workload", "family").rows():
+            is_both = (workload, group["family"][0]) in both.select("workload", "family").rows()
+            if is_both or group["adapters"][0]:
                 work += f", {key_text(decisions[0].cell, 'adapters')}"
             # The first answer of the page has no title of its own.
             named = f"{work}: " if leads and len(groups) > 1 else ""

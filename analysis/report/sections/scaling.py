@@ -89,6 +89,8 @@ def _section(build: TableBuilder, all_series: list[Series], suffix: str) -> Sect
 def _named_work(cell: Cell, cells: pl.DataFrame) -> str:
     """Return `work_text` with names for people: `SD 1.5 inpainting fine-tune, 256 px`."""
     keys, model = differing_work(cells), ("workload", "model")
+    same = cells.filter(pl.col("workload") == cell["workload"], pl.col("model") == cell["model"])
+    keys = [key for key in keys if key in (*model, *differing_work(same))]
     texts = [names.work(cell["workload"], [cell["model"]])] if {*model} & {*keys} else []
     return ", ".join(filter(None, [*texts, *(key_text(cell, key) for key in keys if key not in model)]))
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import takewhile
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inpaint_bench.core.config import recipe as recipes
@@ -33,11 +33,11 @@ from . import memory
 if TYPE_CHECKING:
     import polars as pl
 
-# Two-sided 95 % quantiles of Student's t by degrees of freedom, for n = 3 and more.
-_T95 = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+# Two-sided 95 % quantiles of Student's t by degrees of freedom.
+_T95 = {1: 12.7, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 # Runs from before recipes were recorded: which levers a name meant then is not known, so it names another execution.
 UNRECORDED = " (levers not recorded)"
-SAME_CODE = 0.05  # older datasets whose rates differ by more are of other code, or of a host that was the limit
+SAME_CODE = 0.05  # an older dataset with a rate that differs by more is of other code, or of a host that was the limit
 _SMALLER = {"h": (60, "min"), "MJ": (1000, "kJ")}  # what is printed of less than 1
 Interval = tuple[float, float, float]  # expected, least, most
 
@@ -81,6 +81,7 @@ class Rate:
     joules_per_image: float  # 0: not known
     other_s: float
     source: str
+    longest_other_s: float  # of the datasets behind it: a start without kernels takes minutes
     measured: bool = False
     ratio_spread: tuple[float, float] = (1.0, 1.0)  # least and greatest published ratio, over the one of this batch
 
@@ -88,7 +89,7 @@ class Rate:
         """Return how long a run of so many images takes, with its start."""
         expected, least, most = _spread(images / self.images_per_s, self.error)
         slowest, fastest = self.ratio_spread
-        return expected + self.other_s, least / fastest + self.other_s, most / slowest + self.other_s
+        return expected + self.other_s, least / fastest + self.other_s, most / slowest + self.longest_other_s
 
     def joules(self, images: float) -> Interval | None:
         """Return the energy of the GPUs; None if it is not known."""
@@ -161,7 +162,9 @@ def cells_of(source: str, runs: pl.DataFrame) -> list[Cell]:
 
 def own_cells(folders: Iterable[str | Path]) -> list[Cell]:
     """Return the committed cells, behind those of datasets of one's own. Raises UserError for a folder without one."""
-    return [*(cell for folder in folders for cell in read_cells(Path(folder))), *committed()]
+    own = [cell for folder in folders for cell in read_cells(Path(folder))]
+    named = {cell.source for cell in own}  # perhaps a committed one
+    return [*own, *(cell for cell in committed() if cell.source not in named)]
 
 
 def work_of(bench: BenchConfig) -> Work:
@@ -206,34 +209,61 @@ def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int =
 
 
 def _of_card(cells: Sequence[Cell], batch: int) -> Rate | None:
-    """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two."""
-    # One's own are preferred, measured ones, those of the newest day, which names begin with, and of most runs.
-    ranked = sorted(cells, reverse=True, key=lambda c: (c not in committed(), c.n > 0, c.source[:10], c.n, c.source))
-    if same := [cell for cell in ranked if cell.batch == batch]:
-        return _repeated(same[0], same)
-    # Cells of two datasets differ by the code of two days too.
-    for source in dict.fromkeys(cell.source for cell in ranked):
-        if line := between([cell for cell in ranked if cell.source == source], batch):
-            return _rate(line, errors()["batches"], f"predicted from {line.source}")
+    """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two.
+
+    One's own are preferred, then measured ones. Datasets of older code count only if no other one has the batch.
+    """
+    known = {cell.source for cell in committed()}
+    kinds = (lambda c: c.source not in known, lambda c: c.source in known and c.n, lambda c: not c.n)
+    for kind in kinds:
+        # The newest first: names begin with the day.
+        ranked = sorted(filter(kind, cells), key=lambda c: (c.source[:10], c.source), reverse=True)
+        of_today = _of_today(ranked)
+        for group in (of_today, [cell for cell in ranked if cell not in of_today]):
+            if same := [cell for cell in group if cell.batch == batch]:
+                return _repeated(same)
+            # Cells of two datasets differ by the code of two days too.
+            datasets = [list(own) for _, own in groupby(group, key=attrgetter("source"))]
+            lines = [between(own, batch) for own in datasets]
+            if nearest := min(filter(None, lines), key=lambda line: line[0], default=None):
+                return _rate(nearest[1], errors()["batches"], f"predicted from {nearest[1].source}")
     return None
 
 
-def _repeated(newest: Cell, cells: Sequence[Cell]) -> Rate:
-    """Return the rate of a cell, with older datasets behind it up to the first that differs by SAME_CODE."""
-    if not newest.n:
+def _of_today(ranked: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of the datasets that agree with all newer ones at every batch that they share."""
+    kept: list[Cell] = []
+    for _, group in groupby(ranked, key=attrgetter("source")):
+        cells = list(group)
+        pairs = ((cell, newer) for cell in cells for newer in kept if cell.batch == newer.batch)
+        if all(abs(cell.images_per_s / newer.images_per_s - 1) <= SAME_CODE for cell, newer in pairs):
+            kept += cells
+    return kept
+
+
+def _repeated(cells: Sequence[Cell]) -> Rate:
+    """Return the rate that datasets, the newest first, have of one cell: the mean of theirs."""
+    newest, count, n = cells[0], len(cells), sum(cell.n for cell in cells)
+    if not n:
         return _rate(newest, errors()["repeat"], f"published by {newest.source}")
-    if newest in committed():
-        alike = list(takewhile(lambda cell: abs(cell.images_per_s / newest.images_per_s - 1) <= SAME_CODE, cells))
-        if len(alike) > 2:
-            rates = [cell.images_per_s for cell in alike]
-            joules = [cell.joules_per_image for cell in alike if cell.joules_per_image]
-            whole = replace(newest, images_per_s=mean(rates), joules_per_image=mean(joules or [0.0]))
-            n = f"n = {sum(cell.n for cell in alike)} in {len(alike)} datasets, the last {newest.source}"
-            return _rate(whole, _prediction(len(rates), stdev(rates) / mean(rates)), f"measured ({n})", measured=True)
-    scatter = _prediction(newest.n, newest.rate_cv) if newest.n > 2 else 0.0
-    # Between datasets, thus between days, cells differ more than runs of one day.
-    source = f"measured (n = {newest.n}, {newest.source})"
-    return _rate(newest, max(errors()["repeat"], scatter), source, measured=True)
+    spread = max(_cv([c.images_per_s for c in cells]), _cv([c.joules_per_image for c in cells if c.joules_per_image]))
+    error = _prediction(count, spread) if count > 1 else _prediction(n, newest.rate_cv) if n > 2 else 0.0
+    if count < 3:  # little is known of how far they are apart, but of all cells it is
+        error = min(error, errors()["repeat"]) if count == 2 else max(error, errors()["repeat"])
+    joules = [cell.joules_per_image for cell in cells if cell.joules_per_image]
+    whole = replace(
+        newest,
+        images_per_s=mean(cell.images_per_s for cell in cells),
+        joules_per_image=mean(joules or [0.0]),
+        other_s=median(cell.other_s for cell in cells),
+    )
+    of = f" in {count} datasets, the last" if count > 1 else ","
+    rate = _rate(whole, error, f"measured (n = {n}{of} {newest.source})", measured=True)
+    return replace(rate, longest_other_s=max(cell.other_s for cell in cells))
+
+
+def _cv(values: Sequence[float]) -> float:
+    return stdev(values) / mean(values) if len(values) > 1 else 0.0
 
 
 def _prediction(n: int, cv: float) -> float:
@@ -243,11 +273,14 @@ def _prediction(n: int, cv: float) -> float:
 
 def _rate(cell: Cell, error: float, source: str, *, measured: bool = False) -> Rate:
     return Rate(images_per_s=cell.images_per_s, error=error, joules_per_image=cell.joules_per_image,
-                other_s=cell.other_s, source=source, measured=measured)  # fmt: skip
+                other_s=cell.other_s, longest_other_s=cell.other_s, source=source, measured=measured)  # fmt: skip
 
 
-def between(cells: Iterable[Cell], batch: int) -> Cell | None:
-    """Return a cell between the nearest batches below and above: time and energy of a step are lines over the batch."""
+def between(cells: Iterable[Cell], batch: int) -> tuple[float, Cell] | None:
+    """Return a cell between the nearest batches below and above, and how many times the lower one the upper one is.
+
+    Time and energy of a step are lines over the batch.
+    """
     by_batch = {cell.batch: cell for cell in cells}
     low, high = max((b for b in by_batch if b < batch), default=0), min((b for b in by_batch if b > batch), default=0)
     if not low or not high:
@@ -257,7 +290,13 @@ def between(cells: Iterable[Cell], batch: int) -> Cell | None:
     joules = (low * first.joules_per_image * (1 - share) + high * last.joules_per_image * share) / batch
     source = f"batches {low} and {high} {f'({last.source})' if last.n else f'published by {last.source}'}"
     known = first.joules_per_image and last.joules_per_image
-    return replace(last, source=source, images_per_s=1 / seconds, joules_per_image=joules if known else 0.0)
+    return high / low, replace(
+        last,
+        source=source,
+        images_per_s=1 / seconds,
+        joules_per_image=joules if known else 0.0,
+        other_s=(first.other_s + last.other_s) / 2,
+    )
 
 
 def _times_ratio(

@@ -45,7 +45,7 @@ ANSWERS = {
     "patches of 256 px, 2 at a time",
     "2026-11-23-h200-volumes": "On an H200, whole_head 128x128x128: 4.56 steps/s and 136 J/step",
     "2026-11-26-h200-losses": "tuned_hopper trains like tuned_hopper+bf16_master: over 500 steps and 3 seeds its ",
-    "2026-11-29-h200-two-gpus": "SD 1.5 inpainting fine-tune, 512 px: 2 H200 reach 326 images/s: tuned_hopper"
+    "2026-11-29-h200-two-gpus": "SD 1.5 inpainting fine-tune: 2 H200 reach 326 images/s: tuned_hopper"
     "+exchange_peer_copies 1.91 times 1 GPU",
     "2026-11-29-h200-plain-losses": "Take an H200, batch 16, recipe tuned_online: 91.0 images/s (1 run), 2.1 times ",
     "2026-11-26-h200-fp8-losses": "tuned_dit+fp8+attn_flash4 trains like tuned_dit+attn_flash4: over 150 steps and "
@@ -130,7 +130,9 @@ def test_adapters_and_all_weights_are_different_work(committed: Committed) -> No
 
 
 def test_rows_of_denoisers_on_one_and_two_gpus_do_not_read_alike(committed: Committed) -> None:
-    (patches,) = [each for each in committed["2026-11-30-h200-two-gpus"][0].answered if each.workload == "denoise_patch"]
+    (patches,) = [
+        each for each in committed["2026-11-30-h200-two-gpus"][0].answered if each.workload == "denoise_patch"
+    ]
     brief = patches.tables[0].brief()
     assert [row[3] for row in brief.rows] == ["H200", "2 H200", "H200", "H200", "2 H200", "2 H200"]
     assert brief.columns[3] == "GPU"
