@@ -1,10 +1,13 @@
 """`levers`: every lever and bundle with what it does, and where measurements of this checkout show that it helps."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inpaint_bench.core.config import recipe
 from inpaint_bench.core.config.levers import LEVERS, RecipeConfig
@@ -13,6 +16,11 @@ from inpaint_bench.core.console import console, echo, echo_json
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.key_docs import as_written, comment
 from inpaint_bench.core.paths import ROOT, conf_dir
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from analysis.stats.intervals import Gain
 
 RESULTS = "benchmarks/results"
 
@@ -85,7 +93,8 @@ def _about(name: str) -> dict[str, Any]:
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:
     """Return by lever what each study shows about it; a step of several levers is told with each of them.
 
-    Runs in which a lever was not active count for nothing: until 28 November 2026 channels_last was undone in the UNet.
+    A lever without a study has the cells that differ by it alone, a bundle those of `baseline`. Runs in which a lever
+    was not active count for nothing: until 28 November 2026 channels_last was undone in the UNet.
     """
     import polars as pl
 
@@ -93,8 +102,12 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
     from analysis.stats.study import LADDER, LEAVE_ONE_OUT, comparisons, gain_over
 
     effects: dict[str, list[str]] = defaultdict(list)
+    alone: dict[str, list[str]] = defaultdict(list)
     for folder in datasets:
-        for study in comparisons(open_dataset(folder).runs.filter(pl.col("inactive_levers").is_null())):
+        runs = open_dataset(folder).runs.filter(pl.col("inactive_levers").is_null())
+        for lever, text in _pairs(runs):
+            alone[lever].append(text)
+        for study in comparisons(runs):
             if study.kind == LEAVE_ONE_OUT:
                 continue
             for index, step in enumerate(study.steps[1:], start=1):
@@ -102,13 +115,41 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
                 gain = gain_over(study, index, reference)
                 if gain is None:
                     continue
-                interval, verdict = "no interval", "provisional"
-                if gain.low is not None and gain.high is not None:
-                    interval = f"95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
-                    verdict = "no difference" if gain.tie else "helps" if gain.value > 0 else "slower"
-                figures = f"{100 * gain.value:+.1f} % images/s ({interval}, n = {gain.n})"
-                text = f"{verdict}: {study.setting}: {figures} over {study.steps[reference or 0].recipe}"
+                text = _text(gain, study.setting, study.steps[reference or 0].recipe)
                 for lever in step.added:
                     others = "+".join(name for name in step.added if name != lever)
                     effects[lever].append(text + (f", together with {others}" if others else ""))
-    return effects
+    return alone | effects
+
+
+def _pairs(runs: pl.DataFrame) -> Iterator[tuple[str, str]]:
+    """Yield a lever or bundle, and what it gains, for each two cells that differ by it alone."""
+    from analysis.stats.cells import RECIPE_COMPARISON_KEYS, build_cells, compare
+    from analysis.units import gpu_label
+
+    keys = [name if name != "requested_batch" else "batch" for name in RECIPE_COMPARISON_KEYS]
+    for same in build_cells(runs).drop_nulls(["batch", "images_per_s"]).partition_by(keys):
+        for new, old in permutations(same.to_dicts(), 2):
+            added = _added(new["recipe"], old["recipe"])
+            if added and (gain := compare(new, old, "images_per_s")):
+                cards = f"{new['gpus']} {gpu_label(new['gpu'])}".removeprefix("1 ")
+                yield added, _text(gain, f"{new['model']}, {cards}, batch {new['batch']}", old["recipe"])
+
+
+def _added(new: str, old: str) -> str | None:
+    """Return the bundle that a recipe is beside `baseline`, or the only lever that it has more than the other one."""
+    if new in recipe.bundles() and old == recipe.BASELINE:
+        return new
+    try:
+        more, less = recipe.lever_names(new), recipe.lever_names(old)
+    except UserError:  # of an early version
+        return None
+    return next(iter(more - less)) if less < more and len(more - less) == 1 else None
+
+
+def _text(gain: Gain, setting: str, reference: str) -> str:
+    interval, verdict = "no interval", "provisional"
+    if gain.low is not None and gain.high is not None:
+        interval = f"95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
+        verdict = "no difference" if gain.tie else "helps" if gain.value > 0 else "slower"
+    return f"{verdict}: {setting}: {100 * gain.value:+.1f} % images/s ({interval}, n = {gain.n}) over {reference}"

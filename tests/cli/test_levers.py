@@ -36,6 +36,22 @@ def test_one_lever_is_shown_with_what_it_sets_and_needs(capsys: pytest.CaptureFi
     assert lever["description"].endswith("false, the default")
 
 
+def test_levers_outside_of_studies_have_the_cells_that_differ_by_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: nothing was shown of attn_math, fp8, tuned_hopper; of channels_last the runs that undid it."""
+    assert (
+        app.main(["levers", "--json", "attn_math", "fp8", "tuned_hopper", "channels_last", "exchange_peer_copies"]) == 0
+    )
+    math, fp8, hopper, layout, exchange = json.loads(capsys.readouterr().out)
+    assert math["seen"] == [
+        "provisional: sd15_inpaint, H200, batch 16: -49.2 % images/s (no interval, n = 1) over baseline"
+    ]
+    assert any(seen.startswith("helps: flux_fill, H200, batch 16: +38.6 % images/s (95 %: ") for seen in fp8["seen"])
+    assert hopper["seen"][0].endswith(", n = 3) over baseline")
+    assert any(", 2 H200, batch 16: +3.9 % images/s" in seen for seen in exchange["seen"])
+    assert any("over poster_optimized+no_channels_last" in seen for seen in layout["seen"])
+    assert not any("earlier_baseline" in seen for seen in layout["seen"])
+
+
 def test_the_datasets_of_the_checkout_are_named_on_lines_of_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
