@@ -113,6 +113,10 @@ def test_a_dataset_of_faster_code_counts_alone(monkeypatch: pytest.MonkeyPatch) 
     assert before
     assert (newest.images_per_s, newest.source) == (9.0, "measured (n = 1, 2026-12-04-a)")
     assert before.images_per_s == pytest.approx(8.1)
+    cells += (replace(cells[-1], source="2026-12-05-a", images_per_s=8.0),)
+    slower = rates.find(cell.work, "a40", 16, cells)
+    assert slower
+    assert (slower.images_per_s, slower.error) == (8.5, rates.errors()["repeat"])  # both, as far as two may be apart
     assert before.source == "measured (n = 3 in 3 datasets, the last 2026-12-03-a)"
     assert before.error == pytest.approx(4.30 * 0.1 / 8.1 * (4 / 3) ** 0.5)
 

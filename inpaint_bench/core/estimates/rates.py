@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _T95 = {1: 12.7, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 # Runs from before recipes were recorded: which levers a name meant then is not known, so it names another execution.
 UNRECORDED = " (levers not recorded)"
-SAME_CODE = 0.05  # an older dataset with a rate that differs by more is of other code, or of a host that was the limit
+SAME_CODE = 0.05  # an older dataset with a rate that is lower by more is of slower code
 _SMALLER = {"h": (60, "min"), "MJ": (1000, "kJ")}  # what is printed of less than 1
 Interval = tuple[float, float, float]  # expected, least, most
 
@@ -231,12 +231,15 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate | None:
 
 
 def _of_today(ranked: Sequence[Cell]) -> list[Cell]:
-    """Return the cells of the datasets that agree with all newer ones at every batch that they share."""
+    """Return the cells of the datasets that are not slower than newer ones at a batch that they share.
+
+    A dataset that is faster than a newer one remains: the newer one may be of a slower host or a warmer card.
+    """
     kept: list[Cell] = []
     for _, group in groupby(ranked, key=attrgetter("source")):
         cells = list(group)
         pairs = ((cell, newer) for cell in cells for newer in kept if cell.batch == newer.batch)
-        if all(abs(cell.images_per_s / newer.images_per_s - 1) <= SAME_CODE for cell, newer in pairs):
+        if all(cell.images_per_s >= newer.images_per_s * (1 - SAME_CODE) for cell, newer in pairs):
             kept += cells
     return kept
 
