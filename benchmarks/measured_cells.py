@@ -57,7 +57,7 @@ def _published(
     source: str, work: rates.Work, gpu: str, gpus: int, nodes: int, batch: int, images_per_s: float, joules: float
 ) -> rates.Cell:
     return rates.Cell(source=source, work=work, gpu=gpu, gpus=gpus, nodes=nodes, batch=batch, n=0, rate_cv=0.0,
-                      images_per_s=images_per_s, joules_per_image=joules, other_s=0.0, cards=0, vram_mib=0.0,
+                      images_per_s=images_per_s, joules_per_image=joules, other_s=0.0, ended="", vram_mib=0.0,
                       vram_run_mib=0.0)  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.rates import Interval, amount, scaled
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
 
 WHOLE = ("images", "batch", "px", "gpus")
 NUMBERS = (*WHOLE, "epochs", "deadline_h", "budget_su", "budget_usd", "budget_gpu_h")
@@ -80,7 +81,8 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     """
     wish, path = _parse(wishes), user_file()
     user = read_user_file(path) if path else {}
-    cells = rates.own_cells([*(datasets or ()), *(user.get("datasets") or ())])
+    named = user.get("datasets") or ()
+    cells = rates.own_cells([*(datasets or ()), *([named] if isinstance(named, str) else named)])
     options = list(_options(wish, cells, user))
     if not options:
         raise UserError(_nothing(wish, cells))
@@ -158,11 +160,7 @@ def _parse(wishes: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"{key}=: is empty; name one")
     wish |= {key: int(wish[key]) for key in WHOLE if key in wish}
     if "recipe" in wish:
-        parts = re.split(r"[+,]", wish["recipe"].strip("[]"))  # as launch takes them
-        if all(part in LEVERS or "=" in part for part in parts):
-            parts.insert(0, recipes.BASELINE)
-        wish["recipe"] = "+".join(parts)
-        recipes.lever_names(wish["recipe"])  # raises for an unknown one
+        wish["recipe"] = _recipe(wish["recipe"])
     if missing := [key for key in ("model", "images", "epochs") if key not in wish]:
         raise UserError(f"{', '.join(missing)}: missing; such as model=sd15_inpaint images=6500 epochs=16 deadline_h=4")
     if len(given := [key for key in BUDGETS if key in wish]) > 1:
@@ -175,6 +173,18 @@ def _parse(wishes: Sequence[str]) -> dict[str, Any]:
     return wish
 
 
+def _recipe(text: str) -> str:
+    """Return a recipe that is spelled as for `launch`: `a+b`, `[a,b]`. Raises UserError for none, and for several."""
+    inner = text.strip("'\" ").removeprefix("[").removesuffix("]")
+    if text.count("[") != text.count("]") or (inner == text and "," in text):
+        raise UserError(f"recipe={text}: give one recipe; [a,b] and a+b are recipes of two levers")
+    parts = [part.strip("'\" ") for part in re.split(r"[+,]", inner)]
+    if all(part in LEVERS or "=" in part for part in parts):
+        parts.insert(0, recipes.BASELINE)
+    recipes.lever_names("+".join(parts))  # raises for an unknown one
+    return "+".join(parts)
+
+
 def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, Any]) -> Iterator[Option]:
     """Yield every option whose rate is known and whose memory suffices, as far as that is known."""
     known = [
@@ -182,9 +192,11 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
         if (cell.work.model, cell.work.resolution_px, cell.nodes) == (wish["model"], wish.get("px", 512), 1)
         and cell.work.workload in memory.WORKLOADS and not cell.work.variant
     ]  # fmt: skip
+    wanted = {cell.work.recipe for cell in known if _is_wanted(cell.work.recipe, wish.get("recipe"))}
+    wanted = wanted & {wish.get("recipe")} or wanted  # of two names for the same levers the one that was given
     shapes = {
         (cell.work, cell.gpus, wish.get("batch", cell.batch)) for cell in known
-        if cell.gpus == wish.get("gpus", cell.gpus) and _is_wanted(cell.work.recipe, wish.get("recipe"))
+        if cell.gpus == wish.get("gpus", cell.gpus) and cell.work.recipe in wanted
     }  # fmt: skip
     sites = [path.stem for path in sorted((conf_dir() / "site").glob("*.yaml")) if path.stem not in (*CHOSEN, "local")]
     for site in sites if "site" not in wish else [wish["site"]]:
@@ -224,22 +236,34 @@ def _is_wanted(recipe: str, wished: str | None) -> bool:
 
 
 def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell]) -> str:
-    """Return that nothing fits the wishes, and what was measured of the model."""
-    known = [c for c in cells if c.work.model == wish["model"] and c.n and c.work.workload in memory.WORKLOADS]
-    seen: dict[str, set[Any]] = {
-        "gpu": {cell.gpu for cell in known},
-        "gpus": {cell.gpus for cell in known},
-        "px": {cell.work.resolution_px for cell in known},
-        "batch": {cell.batch for cell in known},
-        "recipe": {cell.work.recipe for cell in known if _is_wanted(cell.work.recipe, None)},
+    """Return that nothing fits the wishes, and for each of them what was measured with all the others."""
+    known: list[dict[str, Any]] = [
+        {
+            "gpu": cell.gpu,
+            "gpus": cell.gpus,
+            "px": cell.work.resolution_px,
+            "batch": cell.batch,
+            "recipe": cell.work.recipe,
+        }
+        for cell in cells
+        if cell.work.model == wish["model"] and cell.n and cell.work.workload in memory.WORKLOADS
+    ]
+
+    def fits(cell: dict[str, Any], key: str) -> bool:
+        if key == "recipe":
+            return _is_wanted(cell["recipe"], wish.get("recipe"))
+        return cell[key] == wish.get(key, cell[key])
+
+    seen = {
+        key: sorted({cell[key] for cell in known if all(fits(cell, other) for other in cell if other != key)})
+        for key in (known[0] if known else ())
     }
-    values = {key: list(map(str, sorted(found))) for key, found in seen.items() if found}
-    measured = "; ".join(f"{key}={list_some(found, 6)}" for key, found in values.items())
     wished = " ".join(f"{key}={value}" for key, value in wish.items() if key in ("model", "site", *seen))
-    return (
-        f"{wished}: no measured cell and site with these wishes. Measured are {measured or 'none'}. Run it once, "
-        "merge, and name the dataset with --datasets, or give site=local for a card of this machine"
-    )
+    if any(all(fits(cell, key) for key in cell) for cell in known):
+        return f"{wished}: was measured, but no site that fits offers it; site=local stands for a card of this machine"
+    measured = "; ".join(f"{key}={list_some(list(map(str, values)), 6)}" for key, values in seen.items() if values)
+    there = f" Changing one of these, there is {measured}." if measured else ""
+    return f"{wished}: was not measured.{there} Run it once, merge, and name the dataset with --datasets"
 
 
 def _command(
@@ -248,14 +272,22 @@ def _command(
     """Return the command of an option that takes at most `most_h`; `longest` is the partition's limit in minutes."""
     # A training that reaches the partition's limit requeues itself.
     time_min = max(10, math.ceil(most_h * 66))
-    prepared = any(name in recipes.PREPARED_ONLY for name in recipes.fields_of(work.recipe))
+    fields = recipes.fields_of(work.recipe)
+    prepared = any(name in recipes.PREPARED_ONLY for name in fields)
+    needed = [f"workload.warmup_steps={DDP_EAGER_STEPS + 2}"] if gpus > 1 and fields.get("cuda_graph") else []
+    model = read_config_file(conf_dir() / "model" / f"{work.model}.yaml", "model")
+    if model.get("dtype") == "bf16" and "weights" not in fields:  # its weights, and moments, are trained in fp32
+        needed.append("model.dtype=fp32")
+    parts = work.recipe.split("+")
+    needed += [f"recipe.{part}" for part in parts if "=" in part]
+    recipe = "+".join(part for part in parts if "=" not in part)
     return shell_command(
-        "launch", "-m", f"workload={work.workload}", f"model={work.model}", f"recipe={work.recipe}", f"batch={batch}",
+        "launch", "-m", f"workload={work.workload}", f"model={work.model}", f"recipe={recipe}", f"batch={batch}",
         f"gpu={gpu}", f"gpus={gpus}", f"site={site}", f"data.resolution_px={work.resolution_px}",
         f"workload.train_steps={math.ceil(wish['images'] * wish['epochs'] / (batch * gpus))}",
         f"workload.dataset_images={wish['images']}",
         f"time_min={min(time_min, longest) if isinstance(longest, int) else time_min}",
-        f"data={'prepared' if prepared else 'folder'}", "data.root=DATA",
+        f"data={'prepared' if prepared else 'folder'}", "data.root=DATA", *needed,
     )  # fmt: skip
 
 

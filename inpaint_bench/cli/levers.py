@@ -93,8 +93,8 @@ def _about(name: str) -> dict[str, Any]:
 def _effects(datasets: list[Path]) -> dict[str, list[str]]:
     """Return by lever what each study shows about it; a step of several levers is told with each of them.
 
-    A lever without a study has the cells that differ by it alone, a bundle those of `baseline`. Runs in which a lever
-    was not active count for nothing: until 28 November 2026 channels_last was undone in the UNet.
+    A lever that no study of a dataset has gets the cells that differ by it alone, a bundle those of `baseline`. Runs
+    in which a lever was not active count for nothing: until 28 November 2026 channels_last was undone in the UNet.
     """
     import polars as pl
 
@@ -102,11 +102,9 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
     from analysis.stats.study import LADDER, LEAVE_ONE_OUT, comparisons, gain_over
 
     effects: dict[str, list[str]] = defaultdict(list)
-    alone: dict[str, list[str]] = defaultdict(list)
     for folder in datasets:
         runs = open_dataset(folder).runs.filter(pl.col("inactive_levers").is_null())
-        for lever, text in _pairs(runs):
-            alone[lever].append(text)
+        studied = set()
         for study in comparisons(runs):
             if study.kind == LEAVE_ONE_OUT:
                 continue
@@ -116,10 +114,14 @@ def _effects(datasets: list[Path]) -> dict[str, list[str]]:
                 if gain is None:
                     continue
                 text = _text(gain, study.setting, study.steps[reference or 0].recipe)
+                studied.update(step.added)
                 for lever in step.added:
                     others = "+".join(name for name in step.added if name != lever)
                     effects[lever].append(text + (f", together with {others}" if others else ""))
-    return alone | effects
+        for lever, text in _pairs(runs):
+            if lever not in studied:
+                effects[lever].append(text)
+    return effects
 
 
 def _pairs(runs: pl.DataFrame) -> Iterator[tuple[str, str]]:
@@ -130,21 +132,21 @@ def _pairs(runs: pl.DataFrame) -> Iterator[tuple[str, str]]:
     keys = [name if name != "requested_batch" else "batch" for name in RECIPE_COMPARISON_KEYS]
     for same in build_cells(runs).drop_nulls(["batch", "images_per_s"]).partition_by(keys):
         for new, old in permutations(same.to_dicts(), 2):
-            added = _added(new["recipe"], old["recipe"])
+            # Adapters are other work than all weights.
+            added = _added(new["recipe"], old["recipe"]) if new["adapters"] == old["adapters"] else None
             if added and (gain := compare(new, old, "images_per_s")):
                 cards = f"{new['gpus']} {gpu_label(new['gpu'])}".removeprefix("1 ")
-                yield added, _text(gain, f"{new['model']}, {cards}, batch {new['batch']}", old["recipe"])
+                px = f", {new['resolution_px']} px" if new["resolution_px"] else ""
+                yield added, _text(gain, f"{new['model']}{px}, {cards}, batch {new['batch']}", old["recipe"])
 
 
 def _added(new: str, old: str) -> str | None:
-    """Return the bundle that a recipe is beside `baseline`, or the only lever that it has more than the other one."""
+    """Return the bundle that a recipe is beside `baseline`, or the only lever that it has other than the other one."""
     if new in recipe.bundles() and old == recipe.BASELINE:
         return new
-    try:
-        more, less = recipe.lever_names(new), recipe.lever_names(old)
-    except UserError:  # of an early version
-        return None
-    return next(iter(more - less)) if less < more and len(more - less) == 1 else None
+    more, less = (recipe.levers(RecipeConfig(**recipe.fields_of(name))) for name in (new, old))
+    differing = [field for field in more | less if more.get(field) != less.get(field)]
+    return more.get(differing[0]) if len(differing) == 1 else None
 
 
 def _text(gain: Gain, setting: str, reference: str) -> str:

@@ -142,10 +142,28 @@ def test_dataset_of_ones_own_is_used(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert advise(capsys, *wishes, str(dataset)) == advise(capsys, *wishes[:-1])
 
 
+def test_datasets_of_ones_own_count_once_and_the_newest_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wishes, results = [*WISHES, "gpu=h200", "recipe=tuned_hopper", "batch=16", "gpus=1"], ROOT / "benchmarks/results"
+    for name, source in {"z": "2026-11-23-h200-ladder", "a": "2026-11-28-h200-exchange"}.items():
+        (tmp_path / name).symlink_to(results / source)
+    own = ["--datasets", str(tmp_path / "a")]
+    once = advise(capsys, *wishes, *own)
+    assert "measured (n = 2, a)" in once
+    assert advise(capsys, *wishes, *own, *own) == once
+    assert advise(capsys, *wishes, "--datasets", str(tmp_path / "z"), *own) == once
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/a").symlink_to(results / "2026-11-26-h200-finetune")
+    assert app.main(["advise", *wishes, *own, "--datasets", str(tmp_path / "other/a")]) == 2
+    assert "two datasets have the name a" in capsys.readouterr().err
+
+
 def test_recipes_are_spelled_as_launch_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
     flux = ["model=flux_fill", "images=6500", "epochs=16", "gpu=h200"]
     answers = {
-        advise(capsys, *flux, f"recipe={name}") for name in ("tuned_dit+fp8+attn_flash4", "[fp8,tuned_dit,attn_flash4]")
+        advise(capsys, *flux, f"recipe={name}")
+        for name in ("tuned_dit+fp8+attn_flash4", "'[fp8, tuned_dit, attn_flash4]'")
     }
     assert len(answers) == 1
     assert "recipe baseline+webdataset, batch 16" in advise(capsys, *WISHES, "recipe=webdataset", "gpu=h200")
@@ -174,14 +192,17 @@ def test_one_gpu_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
         (["model=sd16", "images=1", "epochs=1"], "model=sd16: no such model. Did you mean sd15"),
         ([*WISHES, "gpu=b900"], "gpu=b900: no such gpu."),
         ([*WISHES, "recipe=tunned"], "recipe tunned: tunned: no such recipe or lever. Did you mean tuned?"),
+        ([*WISHES, "px=1024"], "px=1024: was not measured. Changing one of these, there is px=512. Run it once"),
+        ([*WISHES, "gpu=h100"], "gpu=h100: was measured, but no site that fits offers it; site=local stands for"),
         (
-            [*WISHES, "px=1024"],
-            "px=1024: no measured cell and site with these wishes. Measured are gpu=h100, h200; gpus=",
+            [*WISHES, "recipe=tuned,tuned_hopper"],
+            "recipe=tuned,tuned_hopper: give one recipe; [a,b] and a+b are recipes",
         ),
+        ([*WISHES, "recipe=[tuned"], "recipe=[tuned: give one recipe"),
         ([*WISHES[:1], "images=6500.5", "epochs=1"], "images=6500.5: must be a whole number above 0"),
         ([*WISHES, "budget_su=1", "budget_usd=1"], "budget_su and budget_usd: give one budget"),
         ([*WISHES, "budget_usd=1"], "budget_usd: no site has USD for these options"),
-        (["model=flux", "images=1", "epochs=1"], "model=flux: no measured cell and site"),
+        (["model=flux", "images=1", "epochs=1"], "model=flux: was not measured. Run it once"),
         ([*WISHES, "--datasets", "nowhere"], "nowhere does not exist"),
     ],
 )

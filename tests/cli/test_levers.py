@@ -43,13 +43,20 @@ def test_levers_outside_of_studies_have_the_cells_that_differ_by_them(capsys: py
     )
     math, fp8, hopper, layout, exchange = json.loads(capsys.readouterr().out)
     assert math["seen"] == [
-        "provisional: sd15_inpaint, H200, batch 16: -49.2 % images/s (no interval, n = 1) over baseline"
+        "provisional: sd15_inpaint, 512 px, H200, batch 16: -49.2 % images/s (no interval, n = 1) over baseline"
     ]
-    assert any(seen.startswith("helps: flux_fill, H200, batch 16: +38.6 % images/s (95 %: ") for seen in fp8["seen"])
+    assert any(
+        seen.startswith("helps: flux_fill, 512 px, H200, batch 16: +38.6 % images/s (95 %: ") for seen in fp8["seen"]
+    )
     assert hopper["seen"][0].endswith(", n = 3) over baseline")
+    assert any("1024 px, H200, batch 4: +26.3 %" in seen for seen in fp8["seen"])
     assert any(", 2 H200, batch 16: +3.9 % images/s" in seen for seen in exchange["seen"])
     assert any("over poster_optimized+no_channels_last" in seen for seen in layout["seen"])
     assert not any("earlier_baseline" in seen for seen in layout["seen"])
+    assert app.main(["levers", "--json", "attn_flash4", "lora"]) == 0
+    flash, lora = json.loads(capsys.readouterr().out)
+    assert any("flux2_klein" in seen and seen.endswith("over tuned_dit") for seen in flash["seen"])  # for attn_flash
+    assert lora["seen"] == []  # other work than all weights
 
 
 def test_the_datasets_of_the_checkout_are_named_on_lines_of_a_terminal(

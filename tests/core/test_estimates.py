@@ -105,7 +105,7 @@ def test_the_interval_holds_energies_too() -> None:
 def test_a_dataset_of_faster_code_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     (cell,) = [c for c in rates.committed() if (c.source, c.gpu, c.batch) == ("the poster", "a40", 16)]
     days = {"2026-12-01-a": 8.0, "2026-12-02-a": 8.1, "2026-12-03-a": 8.2, "2026-12-04-a": 9.0}
-    cells = tuple(replace(cell, source=name, n=1, images_per_s=rate) for name, rate in days.items())
+    cells = tuple(replace(cell, source=name, ended=name[:10], n=1, images_per_s=rate) for name, rate in days.items())
     monkeypatch.setattr(rates, "committed", lambda: cells)
     newest = rates.find(cell.work, "a40", 16, cells)
     before = rates.find(cell.work, "a40", 16, cells[:3])
@@ -113,7 +113,7 @@ def test_a_dataset_of_faster_code_counts_alone(monkeypatch: pytest.MonkeyPatch) 
     assert before
     assert (newest.images_per_s, newest.source) == (9.0, "measured (n = 1, 2026-12-04-a)")
     assert before.images_per_s == pytest.approx(8.1)
-    cells += (replace(cells[-1], source="2026-12-05-a", images_per_s=8.0),)
+    cells += (replace(cells[-1], source="2026-12-05-a", ended="2026-12-05", images_per_s=8.0),)
     slower = rates.find(cell.work, "a40", 16, cells)
     assert slower
     assert (slower.images_per_s, slower.error) == (8.5, rates.errors()["repeat"])  # both, as far as two may be apart
@@ -195,20 +195,19 @@ def test_runs_from_before_recipes_were_recorded_are_cells_of_another_name() -> N
     """They pinned memory: batch 8 gave 31.2 images/s under the name for which it gave 25.4 to 29.1 the same day."""
     old = [cell for cell in rates.committed() if cell.source == "2026-11-21-h200-baseline"]
     assert {cell.work.recipe for cell in old} == {"earlier_baseline (levers not recorded)"}
-    assert [(cell.batch, cell.n, cell.cards) for cell in old] == [(4, 4, 2), (8, 7, 3), (16, 7, 3), (32, 7, 3)]
+    assert [(cell.batch, cell.n) for cell in old] == [(4, 4), (8, 7), (16, 7), (32, 7)]
     assert not [cell for cell in rates.committed() if cell.source != old[0].source and "recorded" in cell.work.recipe]
     assert rates.errors()["repeat"] < 0.15  # they made it 40 % at batch 4
 
 
-def test_committed_cells_have_cards_and_the_memory_of_the_whole_run() -> None:
+def test_committed_cells_have_a_day_and_the_memory_of_the_whole_run() -> None:
     cells = {(cell.source, cell.work.recipe, cell.batch): cell for cell in rates.committed()}
     flux = cells["2026-11-26-h200-flux", "earlier_baseline+half+lora+attn_flash+cache_image+cache_masked+cache_text", 8]
-    assert (flux.n, flux.cards) == (3, 2)
+    assert (flux.n, flux.ended[:10]) == (3, "2026-11-26")
     assert (flux.vram_mib / 1024, flux.vram_run_mib / 1024) == pytest.approx((75.5, 139.2), abs=0.1)
     for cell in cells.values():
         if not cell.n:
             continue
-        assert 1 <= cell.cards <= max(cell.n * cell.gpus, 1)
         assert 0 < cell.vram_mib <= cell.vram_run_mib or cell.vram_mib == 0
 
 

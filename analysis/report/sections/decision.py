@@ -28,7 +28,7 @@ from analysis.units import gpu_label, number
 
 from .study_tables import KINDS
 
-_CHOOSES_WORK = re.compile(r"\+{0,2}(model|workload)[.=](?!(min_)?(warmup|measure)_)")
+_CHOOSES_WORK = re.compile(r"\+{0,2}((model|workload)[.=](?!(min_)?(warmup|measure)_)|data\.resolution_px=)")
 # What a recipe is compared with, in words.
 PLAIN = {
     **dict.fromkeys((recipe_labels.BASELINE, "fp32", "cpu"), "the plain loop"),
@@ -71,7 +71,7 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
             if is_both or group["adapters"][0]:
                 work += f", {key_text(decisions[0].cell, 'adapters')}"
             # The first answer of the page has no title of its own.
-            named = f"{work}: " if leads and len(groups) > 1 else ""
+            named = f"{work}: " if leads and (len(groups) > 1 or group["adapters"][0]) else ""
             leads = leads and is_known
             yield Section(
                 title=f"{work}: what to take",

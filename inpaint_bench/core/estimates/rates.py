@@ -9,7 +9,7 @@ two, with the spread of that ratio over batches as its interval.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ class Cell:
     nodes: int
     batch: int
     n: int  # 0: published
-    cards: int  # different ones; 0: not known
+    ended: str  # when the last run of the dataset ended, in UTC; empty: published
     images_per_s: float  # rate of all GPUs together
     rate_cv: float  # standard deviation over mean; 0 with one run
     joules_per_image: float  # 0: not known
@@ -136,20 +136,25 @@ def cells_of(source: str, runs: pl.DataFrame) -> list[Cell]:
     """Return the cells of a table of runs, whose recipes have their names of today."""
     import polars as pl
 
-    missing = {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False, "gpu_uuid": None}
+    missing = {"variant": "", "nodes": 1, "joules_per_image": 0.0, "demonstration": False}
     missing |= dict.fromkeys(("encodes_online", "vram_used_mib_peak", "vram_run_mib_peak"))
     table = runs.with_columns(pl.lit(value).alias(name) for name, value in missing.items() if name not in runs)
     rate, seconds = pl.col("images_per_s"), (pl.col("ended") - pl.col("started")).dt.total_milliseconds() / 1000
     unknown = pl.col("encodes_online").is_null() & pl.col("workload").is_in(memory.WORKLOADS)
     peaks = {"vram_mib": "vram_used_mib_peak", "vram_run_mib": "vram_run_mib_peak"}
+    if "inactive_levers" in table.columns:  # such a lever may be active today
+        table = table.filter(pl.col("inactive_levers").is_null())
     table = (
         table.filter(pl.col("valid") & (rate > 0) & pl.col("batch").is_not_null() & ~pl.col("demonstration"))
         .with_columns(pl.col(Work._fields[:-1]).fill_null(""), pl.col("resolution_px").fill_null(0))
-        .with_columns(recipe=pl.concat_str("recipe", pl.when(unknown).then(pl.lit(UNRECORDED)), ignore_nulls=True))
+        .with_columns(
+            last=pl.col("ended").max(),
+            recipe=pl.concat_str("recipe", pl.when(unknown).then(pl.lit(UNRECORDED)), ignore_nulls=True),
+        )
         .group_by(*Work._fields, "gpu", "gpus", "nodes", "batch", maintain_order=True)
         .agg(
             pl.len().alias("n"),
-            pl.col("gpu_uuid").drop_nulls().str.split(", ").explode().drop_nulls().n_unique().alias("cards"),
+            pl.col("last").first().dt.strftime("%Y-%m-%dT%H:%M").fill_null("").alias("ended"),
             (rate.std() / rate.mean()).fill_null(0.0).alias("rate_cv"),
             rate.mean(),
             pl.col("joules_per_image").mean().fill_null(0.0),
@@ -161,8 +166,14 @@ def cells_of(source: str, runs: pl.DataFrame) -> list[Cell]:
 
 
 def own_cells(folders: Iterable[str | Path]) -> list[Cell]:
-    """Return the committed cells, behind those of datasets of one's own. Raises UserError for a folder without one."""
-    own = [cell for folder in folders for cell in read_cells(Path(folder))]
+    """Return the committed cells, behind those of datasets of one's own.
+
+    Raises UserError for a folder without a dataset, and for two of one name.
+    """
+    paths = {Path(folder).resolve(): Path(folder) for folder in folders}.values()
+    if twice := [name for name, count in Counter(path.name for path in paths).items() if count > 1]:
+        raise UserError(f"two datasets have the name {twice[0]}, by which their figures are told apart; rename one")
+    own = [cell for path in paths for cell in read_cells(path)]
     named = {cell.source for cell in own}  # perhaps a committed one
     return [*own, *(cell for cell in committed() if cell.source not in named)]
 
@@ -211,13 +222,13 @@ def find(work: Work, gpu: str, batch: int, cells: Sequence[Cell], *, gpus: int =
 def _of_card(cells: Sequence[Cell], batch: int) -> Rate | None:
     """Return the rate at a batch by the cells of one card and work; by the line of time over batch between two.
 
-    One's own are preferred, then measured ones. Datasets of older code count only if no other one has the batch.
+    One's own are preferred, then measured ones. Datasets of older code count only if no other one has the batch, or
+    those around it.
     """
     known = {cell.source for cell in committed()}
     kinds = (lambda c: c.source not in known, lambda c: c.source in known and c.n, lambda c: not c.n)
     for kind in kinds:
-        # The newest first: names begin with the day.
-        ranked = sorted(filter(kind, cells), key=lambda c: (c.source[:10], c.source), reverse=True)
+        ranked = sorted(filter(kind, cells), key=attrgetter("ended", "source"), reverse=True)  # the newest first
         of_today = _of_today(ranked)
         for group in (of_today, [cell for cell in ranked if cell not in of_today]):
             if same := [cell for cell in group if cell.batch == batch]:
@@ -253,10 +264,12 @@ def _repeated(cells: Sequence[Cell]) -> Rate:
     error = _prediction(count, spread) if count > 1 else _prediction(n, newest.rate_cv) if n > 2 else 0.0
     if count < 3:  # little is known of how far they are apart, but of all cells it is
         error = min(error, errors()["repeat"]) if count == 2 else max(error, errors()["repeat"])
+    middle = mean(cell.images_per_s for cell in cells)
+    error = max(error, *(max(c.images_per_s / middle, middle / c.images_per_s) - 1 for c in cells))
     joules = [cell.joules_per_image for cell in cells if cell.joules_per_image]
     whole = replace(
         newest,
-        images_per_s=mean(cell.images_per_s for cell in cells),
+        images_per_s=middle,
         joules_per_image=mean(joules or [0.0]),
         other_s=median(cell.other_s for cell in cells),
     )

@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 from benchmarks.campaign import read_plan
+from inpaint_bench.cli import advise
 from inpaint_bench.core.config.bench import NEEDS_ROOT, BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.conflicts import lever_problem
@@ -21,6 +22,7 @@ from inpaint_bench.core.config.parse import parse_config
 from inpaint_bench.core.config.recipe import STUDIES, lever_names, levers
 from inpaint_bench.core.config.site import SiteBlock
 from inpaint_bench.core.errors import UserError
+from inpaint_bench.core.estimates import rates
 from inpaint_bench.core.estimates.rates import work_of
 from inpaint_bench.core.hydra_support import register
 from inpaint_bench.core.paths import ROOT, conf_dir
@@ -129,6 +131,16 @@ def test_every_command_of_the_campaign_composes_and_makes_the_cell_of_its_line()
         assert {key: value for key, value in made.items() if line[key]} == {key: line[key] for key in made if line[key]}
         assert {*levers(bench.recipe).values()} == lever_names(line["recipe"]), words
         assert ("variant" in line["where"]) == (f"variant = '{work.variant}'" in line["where"]), words
+
+
+@pytest.mark.parametrize("model", ["sd15_inpaint", "sd2", "sdxl_inpaint", "flux_fill", "sd35_medium", "flux2_klein"])
+def test_every_command_that_advise_prints_composes_and_fits_its_card(model):
+    """Regression: two GPUs with a CUDA graph lacked steps of warm-up, all weights of FLUX their type."""
+    wish = {"model": model, "images": 6500, "epochs": 16, "gpu": "h200", "site": "delta"}
+    lines = {option.command for option in advise._options(wish, rates.committed(), {})}
+    assert lines
+    commands = [words[2:] for line in lines for words in simple_commands(line.replace("site=delta ", ""))]
+    assert _place(commands)[1] == {}
 
 
 @pytest.mark.parametrize("arguments", _commands(), ids=" ".join)
