@@ -132,8 +132,9 @@ def page() -> str:
         raise UserError(f"{PLAN}: {str(error).splitlines()[0]}") from error
     lines = [f"# Planned and done runs\n\n{wrap(HEAD)}\n"]
     for part, cells in parts.items():
-        done, hours = sum(not left for _, left, _ in cells), sum(left for _, left, _ in cells) / 60
-        text = f"{done} of {pluralize(len(cells), 'cell')} complete; the missing runs take {hours:.1f} hours."
+        done, minutes = sum(not left for _, left, _ in cells), sum(left for _, left, _ in cells)
+        takes = f"{minutes / 60:.1f} hours" if minutes >= 60 else f"{minutes:g} minutes"
+        text = f"{done} of {pluralize(len(cells), 'cell')} complete; the missing runs take {takes}."
         table = [f"| {number} {text}" for number, (_, _, texts) in enumerate(cells, 1) for text in texts]
         commands = [f"{number}. `{command}`" for number, (command, *_) in enumerate(cells, 1)]
         lines += [f"## {part}\n\n{text}\n", *header(SHOWN), *table, "", *commands, ""]
