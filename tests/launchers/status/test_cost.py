@@ -117,7 +117,8 @@ def test_planned_and_actual_cost_on_slurm(testbed, tmp_path, capsys, monkeypatch
     shown = json.loads(capsys.readouterr().out)["points"]
     for cost, point in zip(attempt_costs(poll_sweep(ledger)).values(), shown, strict=True):
         assert cost.actual == cost.at_most
-        assert 0 < point["cost"] <= (cost.actual or 0.0) < 0.5, "Slurm also charges the start of the job"
+        second = 3 / 3600  # SU; Slurm counts whole ones, and a run of this test may take little more than two
+        assert 0 < point["cost"] <= (cost.actual or 0.0) + second < 0.5, "Slurm also charges the start of the job"
         assert point["cost_unit"] == "SU"
 
     assert launch.main(dry) == 0
