@@ -87,9 +87,7 @@ class Section:
     title: str
     workload: str = ""  # filled in by `sections`
     studied: str = ""  # workload of a study or of scaling, which may have a section of its own too
-    kinds: tuple[
-        str, ...
-    ] = ()  # what was compared, for the report's title: `ladder of levers`, or `recipes`, `batch sizes`
+    kinds: tuple[str, ...] = ()  # what was compared, for the title: `ladder of levers`, or `recipes`, `batch sizes`
     answer: str = ""
     best: str = ""  # the figure of the answer, for an index: `173 images/s`
     facts: dict[str, str] = field(default_factory=dict)

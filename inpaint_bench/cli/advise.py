@@ -1,7 +1,6 @@
 """`advise`: which site, card, batch and recipe, from measured and published rates. Loads no torch."""
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import methodcaller
@@ -10,7 +9,6 @@ from typing import Any
 
 from analysis import site_rates
 from inpaint_bench.core.config import recipe as recipes
-from inpaint_bench.core.config.levers import LEVERS
 from inpaint_bench.core.config.site import CHOSEN
 from inpaint_bench.core.config.user_file import read_user_file, user_file
 from inpaint_bench.core.config.validation import did_you_mean
@@ -20,6 +18,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.rates import Interval, amount, scaled
 from inpaint_bench.core.paths import conf_dir
+from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
 
 WHOLE = ("images", "batch", "px", "gpus")
@@ -113,8 +112,8 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     elif feasible:
         for option in dict.fromkeys(chosen.values()):
             best = [name for name in chosen if chosen[name] == option]
-            # Without a budget it is that of GPU hours.
-            echo(f"{', '.join(best).replace('cheapest', f'cheapest in {unit}')}:", *option.lines())
+            headings = (f"cheapest in {unit}" if name == "cheapest" else name for name in best)
+            echo(f"{', '.join(headings)}:", *option.lines())
             by_tie: dict[str, list[str]] = {}
             for name in best:
                 by_tie.setdefault(list_some(list(map(str, tied[name]))), []).append(name)
@@ -175,14 +174,12 @@ def _parse(wishes: Sequence[str]) -> dict[str, Any]:
 
 def _recipe(text: str) -> str:
     """Return a recipe that is spelled as for `launch`: `a+b`, `[a,b]`. Raises UserError for none, and for several."""
-    inner = text.strip("'\" ").removeprefix("[").removesuffix("]")
-    if text.count("[") != text.count("]") or (inner == text and "," in text):
+    text = text.strip("'\" ")
+    if text.count("[") != text.count("]") or ("," in text and "[" not in text):
         raise UserError(f"recipe={text}: give one recipe; [a,b] and a+b are recipes of two levers")
-    parts = [part.strip("'\" ") for part in re.split(r"[+,]", inner)]
-    if all(part in LEVERS or "=" in part for part in parts):
-        parts.insert(0, recipes.BASELINE)
-    recipes.lever_names("+".join(parts))  # raises for an unknown one
-    return "+".join(parts)
+    name = "+".join(recipes.requested_parts(split_choices([f"recipe={text}"])))
+    recipes.lever_names(name)  # raises for an unknown one
+    return name
 
 
 def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, Any]) -> Iterator[Option]:
@@ -193,7 +190,7 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
         and cell.work.workload in memory.WORKLOADS and not cell.work.variant
     ]  # fmt: skip
     wanted = {cell.work.recipe for cell in known if _is_wanted(cell.work.recipe, wish.get("recipe"))}
-    wanted = wanted & {wish.get("recipe")} or wanted  # of two names for the same levers the one that was given
+    wanted = wanted & {wish.get("recipe")} or wanted  # if two recipes have the same levers, the one that was given
     shapes = {
         (cell.work, cell.gpus, wish.get("batch", cell.batch)) for cell in known
         if cell.gpus == wish.get("gpus", cell.gpus) and cell.work.recipe in wanted
@@ -230,7 +227,7 @@ def _is_wanted(recipe: str, wished: str | None) -> bool:
     """Return whether a recipe has the levers of the one that was wished for; by default, whether it names a bundle."""
     try:
         levers = recipes.lever_names(recipe)
-    except UserError:  # of a program of others, or of an early version
+    except UserError:  # the recipe of another program, or of a version that did not record levers
         return recipe == wished
     return levers == recipes.lever_names(wished) if wished else recipe.partition("+")[0] in recipes.bundles()
 
@@ -238,15 +235,9 @@ def _is_wanted(recipe: str, wished: str | None) -> bool:
 def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell]) -> str:
     """Return that nothing fits the wishes, and for each of them what was measured with all the others."""
     known: list[dict[str, Any]] = [
-        {
-            "gpu": cell.gpu,
-            "gpus": cell.gpus,
-            "px": cell.work.resolution_px,
-            "batch": cell.batch,
-            "recipe": cell.work.recipe,
-        }
-        for cell in cells
-        if cell.work.model == wish["model"] and cell.n and cell.work.workload in memory.WORKLOADS
+        {"gpu": c.gpu, "gpus": c.gpus, "px": c.work.resolution_px, "batch": c.batch, "recipe": c.work.recipe}
+        for c in cells
+        if c.work.model == wish["model"] and c.n and c.work.workload in memory.WORKLOADS
     ]
 
     def fits(cell: dict[str, Any], key: str) -> bool:
@@ -260,10 +251,10 @@ def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell]) -> str:
     }
     wished = " ".join(f"{key}={value}" for key, value in wish.items() if key in ("model", "site", *seen))
     if any(all(fits(cell, key) for key in cell) for cell in known):
-        return f"{wished}: was measured, but no site that fits offers it; site=local stands for a card of this machine"
+        return f"{wished}: was measured, but no chosen site has this GPU; site=local takes one of this machine"
     measured = "; ".join(f"{key}={list_some(list(map(str, values)), 6)}" for key, values in seen.items() if values)
-    there = f" Changing one of these, there is {measured}." if measured else ""
-    return f"{wished}: was not measured.{there} Run it once, merge, and name the dataset with --datasets"
+    alternatives = f" If one of these changes, there is {measured}." if measured else ""
+    return f"{wished}: was not measured.{alternatives} Run it once, merge, and name the dataset with --datasets"
 
 
 def _command(
@@ -278,11 +269,8 @@ def _command(
     model = read_config_file(conf_dir() / "model" / f"{work.model}.yaml", "model")
     if model.get("dtype") == "bf16" and "weights" not in fields:  # its weights, and moments, are trained in fp32
         needed.append("model.dtype=fp32")
-    parts = work.recipe.split("+")
-    needed += [f"recipe.{part}" for part in parts if "=" in part]
-    recipe = "+".join(part for part in parts if "=" not in part)
     return shell_command(
-        "launch", "-m", f"workload={work.workload}", f"model={work.model}", f"recipe={recipe}", f"batch={batch}",
+        "launch", "-m", f"workload={work.workload}", f"model={work.model}", f"recipe={work.recipe}", f"batch={batch}",
         f"gpu={gpu}", f"gpus={gpus}", f"site={site}", f"data.resolution_px={work.resolution_px}",
         f"workload.train_steps={math.ceil(wish['images'] * wish['epochs'] / (batch * gpus))}",
         f"workload.dataset_images={wish['images']}",

@@ -192,8 +192,11 @@ def test_one_gpu_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
         (["model=sd16", "images=1", "epochs=1"], "model=sd16: no such model. Did you mean sd15"),
         ([*WISHES, "gpu=b900"], "gpu=b900: no such gpu."),
         ([*WISHES, "recipe=tunned"], "recipe tunned: tunned: no such recipe or lever. Did you mean tuned?"),
-        ([*WISHES, "px=1024"], "px=1024: was not measured. Changing one of these, there is px=512. Run it once"),
-        ([*WISHES, "gpu=h100"], "gpu=h100: was measured, but no site that fits offers it; site=local stands for"),
+        ([*WISHES, "px=1024"], "px=1024: was not measured. If one of these changes, there is px=512. Run it once"),
+        (
+            [*WISHES, "gpu=h100"],
+            "gpu=h100: was measured, but no chosen site has this GPU; site=local takes one of this",
+        ),
         (
             [*WISHES, "recipe=tuned,tuned_hopper"],
             "recipe=tuned,tuned_hopper: give one recipe; [a,b] and a+b are recipes",

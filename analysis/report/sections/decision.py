@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
     # Within a workload the family with most cells comes first.
     workloads = cells["workload"].unique(maintain_order=True).to_list()
     groups = cells.partition_by("workload", "family", "adapters", maintain_order=True)
-    both = cells.group_by("workload", "family").agg(pl.col("adapters").n_unique() > 1).filter("adapters")
+    in_family = Counter((group["workload"][0], group["family"][0]) for group in groups)
     groups.sort(key=lambda group: (workloads.index(group["workload"][0]), -group.height))
     for index, group in enumerate(groups):
         suffix = f"-{index}" if index else ""
@@ -67,8 +68,7 @@ def sections(build: TableBuilder, others: Sequence[Section]) -> Iterator[Section
         is_known = workload in answered or (studied and group.select("gpu", "gpus", "batch").n_unique() == 1)
         if decisions:
             work = names.capitalize(names.work(workload, group["model"]))
-            is_both = (workload, group["family"][0]) in both.select("workload", "family").rows()
-            if is_both or group["adapters"][0]:
+            if in_family[workload, group["family"][0]] > 1 or group["adapters"][0]:
                 work += f", {key_text(decisions[0].cell, 'adapters')}"
             # The first answer of the page has no title of its own.
             named = f"{work}: " if leads and (len(groups) > 1 or group["adapters"][0]) else ""

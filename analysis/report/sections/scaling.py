@@ -15,7 +15,7 @@ from analysis.report.estimate import Estimate
 from analysis.report.figures import base, svg
 from analysis.report.figures.by_batch import interval_note
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, counts, mean_text
-from analysis.stats.cells import CELL_KEYS, WORK_KEYS, Cell, compare, differing_work, key_text, work_text
+from analysis.stats.cells import CELL_KEYS, WORK_KEYS, Cell, compare, differing_work, work_text
 from analysis.units import gpu_label, number
 from inpaint_bench.core.console import pluralize
 
@@ -88,11 +88,10 @@ def _section(build: TableBuilder, all_series: list[Series], suffix: str) -> Sect
 
 def _named_work(cell: Cell, cells: pl.DataFrame) -> str:
     """Return `work_text` with names for people: `SD 1.5 inpainting fine-tune, 256 px`."""
-    keys, model = differing_work(cells), ("workload", "model")
-    same = cells.filter(pl.col("workload") == cell["workload"], pl.col("model") == cell["model"])
-    keys = [key for key in keys if key in (*model, *differing_work(same))]
-    texts = [names.work(cell["workload"], [cell["model"]])] if {*model} & {*keys} else []
-    return ", ".join(filter(None, [*texts, *(key_text(cell, key) for key in keys if key not in model)]))
+    several = {"workload", "model"} & {*differing_work(cells)}
+    own = cells.filter(pl.col("workload") == cell["workload"], pl.col("model") == cell["model"])
+    name = names.work(cell["workload"], [cell["model"]]) if several else ""
+    return ", ".join(filter(None, [name, work_text(cell, own)]))
 
 
 def _answer(all_series: list[Series]) -> str:

@@ -130,8 +130,8 @@ def table_of_cases(
     # Two rows of the first screen must not read alike.
     columns = {"GPU": ("gpu", "gpus"), "Setting": ("recipe", "input_mode")}
     varying = [heading for heading, names in columns.items() if any(cases[name].n_unique() > 1 for name in names)]
-    told = varying or ["Branch"]
-    lead = ("Model", *list(own)[:1], "Batch", *told, "Time [ms]", "Allocated peak [MiB]", "J per call")
+    shown = varying or ["Branch"]
+    lead = ("Model", *list(own)[:1], "Batch", *shown, "Time [ms]", "Allocated peak [MiB]", "J per call")
     options = {"lead_columns": lead, "lead_rows": tuple(first)}
     return build.table(id, title, headings, rows, note=f"{MEASURES} {note}", **options)
 

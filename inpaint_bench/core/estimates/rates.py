@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _T95 = {1: 12.7, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 # Runs from before recipes were recorded: which levers a name meant then is not known, so it names another execution.
 UNRECORDED = " (levers not recorded)"
-SAME_CODE = 0.05  # an older dataset with a rate that is lower by more is of slower code
+SLOWER_CODE = 0.05  # an older dataset whose rate is lower by more than this share was measured with slower code
 _SMALLER = {"h": (60, "min"), "MJ": (1000, "kJ")}  # what is printed of less than 1
 Interval = tuple[float, float, float]  # expected, least, most
 
@@ -81,7 +81,7 @@ class Rate:
     joules_per_image: float  # 0: not known
     other_s: float
     source: str
-    longest_other_s: float  # of the datasets behind it: a start without kernels takes minutes
+    longest_other_s: float  # the longest of its datasets: a start takes two minutes if no kernels are compiled yet
     measured: bool = False
     ratio_spread: tuple[float, float] = (1.0, 1.0)  # least and greatest published ratio, over the one of this batch
 
@@ -129,6 +129,8 @@ def read_cells(folder: Path) -> list[Cell]:
     from inpaint_bench.core import seal  # loads polars
 
     _, table = seal.read_runs(folder)
+    if "inactive_levers" in table.columns:  # such a lever may be active today
+        table = table.filter(pl.col("inactive_levers").is_null())
     return cells_of(folder.name, table.with_columns(pl.Series("recipe", current_names(table), pl.String)))
 
 
@@ -142,8 +144,6 @@ def cells_of(source: str, runs: pl.DataFrame) -> list[Cell]:
     rate, seconds = pl.col("images_per_s"), (pl.col("ended") - pl.col("started")).dt.total_milliseconds() / 1000
     unknown = pl.col("encodes_online").is_null() & pl.col("workload").is_in(memory.WORKLOADS)
     peaks = {"vram_mib": "vram_used_mib_peak", "vram_run_mib": "vram_run_mib_peak"}
-    if "inactive_levers" in table.columns:  # such a lever may be active today
-        table = table.filter(pl.col("inactive_levers").is_null())
     table = (
         table.filter(pl.col("valid") & (rate > 0) & pl.col("batch").is_not_null() & ~pl.col("demonstration"))
         .with_columns(pl.col(Work._fields[:-1]).fill_null(""), pl.col("resolution_px").fill_null(0))
@@ -229,8 +229,8 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate | None:
     kinds = (lambda c: c.source not in known, lambda c: c.source in known and c.n, lambda c: not c.n)
     for kind in kinds:
         ranked = sorted(filter(kind, cells), key=attrgetter("ended", "source"), reverse=True)  # the newest first
-        of_today = _of_today(ranked)
-        for group in (of_today, [cell for cell in ranked if cell not in of_today]):
+        current = _of_current_code(ranked)
+        for group in (current, [cell for cell in ranked if cell not in current]):
             if same := [cell for cell in group if cell.batch == batch]:
                 return _repeated(same)
             # Cells of two datasets differ by the code of two days too.
@@ -241,7 +241,7 @@ def _of_card(cells: Sequence[Cell], batch: int) -> Rate | None:
     return None
 
 
-def _of_today(ranked: Sequence[Cell]) -> list[Cell]:
+def _of_current_code(ranked: Sequence[Cell]) -> list[Cell]:
     """Return the cells of the datasets that are not slower than newer ones at a batch that they share.
 
     A dataset that is faster than a newer one remains: the newer one may be of a slower host or a warmer card.
@@ -250,7 +250,7 @@ def _of_today(ranked: Sequence[Cell]) -> list[Cell]:
     for _, group in groupby(ranked, key=attrgetter("source")):
         cells = list(group)
         pairs = ((cell, newer) for cell in cells for newer in kept if cell.batch == newer.batch)
-        if all(cell.images_per_s >= newer.images_per_s * (1 - SAME_CODE) for cell, newer in pairs):
+        if all(cell.images_per_s >= newer.images_per_s * (1 - SLOWER_CODE) for cell, newer in pairs):
             kept += cells
     return kept
 
@@ -260,13 +260,16 @@ def _repeated(cells: Sequence[Cell]) -> Rate:
     newest, count, n = cells[0], len(cells), sum(cell.n for cell in cells)
     if not n:
         return _rate(newest, errors()["repeat"], f"published by {newest.source}")
-    spread = max(_cv([c.images_per_s for c in cells]), _cv([c.joules_per_image for c in cells if c.joules_per_image]))
-    error = _prediction(count, spread) if count > 1 else _prediction(n, newest.rate_cv) if n > 2 else 0.0
-    if count < 3:  # little is known of how far they are apart, but of all cells it is
-        error = min(error, errors()["repeat"]) if count == 2 else max(error, errors()["repeat"])
-    middle = mean(cell.images_per_s for cell in cells)
-    error = max(error, *(max(c.images_per_s / middle, middle / c.images_per_s) - 1 for c in cells))
+    values = [cell.images_per_s for cell in cells]
     joules = [cell.joules_per_image for cell in cells if cell.joules_per_image]
+    middle = mean(values)
+    if count == 1:  # between datasets, thus between days, cells differ more than runs of one day
+        error = max(errors()["repeat"], _prediction(n, newest.rate_cv) if n > 2 else 0.0)
+    else:
+        error = _prediction(count, max(_cv(values), _cv(joules)))
+        if count == 2:  # too few to say how far datasets are apart; all cells together say it
+            error = min(error, errors()["repeat"])
+        error = max(error, max(values) / middle - 1, middle / min(values) - 1)
     whole = replace(
         newest,
         images_per_s=middle,

@@ -19,7 +19,7 @@ from inpaint_bench.core.config.bench import NEEDS_ROOT, BenchConfig
 from inpaint_bench.core.config.config_hash import config_hash
 from inpaint_bench.core.config.conflicts import lever_problem
 from inpaint_bench.core.config.parse import parse_config
-from inpaint_bench.core.config.recipe import STUDIES, lever_names, levers
+from inpaint_bench.core.config.recipe import STUDIES, lever_names, levers, list_parts
 from inpaint_bench.core.config.site import SiteBlock
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import rates
@@ -74,7 +74,7 @@ def _commands() -> list[list[str]]:
 
 def _points(arguments: list[str]) -> list[list[str]]:
     """Return every point's overrides, as Hydra expands them: a study adds sweeps of its own, a list is a value."""
-    overrides = [argument for argument in arguments if argument != "-m"]
+    overrides = [list_parts(argument, swept="-m" in arguments) for argument in arguments if argument != "-m"]
     if "-m" not in arguments:
         return [overrides]
     parameters, grid = list[str](), list[list[str]]([[]])
