@@ -15,7 +15,7 @@ queue=$(realpath "$1") out=$(realpath -m "$2") deadline=$3 gpu=$4
 unset PYTHONDONTWRITEBYTECODE # every run would compile again what it imports: seconds each
 mkdir -p "$out"
 cd "$(dirname "$0")/.."
-closes_slowly='network=brats|profile=|save_weights=true' # more than the 10 s that packages take
+closes_slowly='network=brats|profile=|save_weights=true|sample_images=' # more than the 10 s that packages take
 
 run() {
     local name=$1 began=$SECONDS status=0
