@@ -35,6 +35,7 @@ MADE_IMAGES = (
 CLOCK = Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)
 TWO_GPUS, TWO_GPUS_2 = "2026-11-29-h200-two-gpus", "2026-11-29-h200-two-gpus-2"
 BREADTH, TWO_GPUS_3 = "2026-11-30-h200-breadth", "2026-11-30-h200-two-gpus"
+COUNTERS = "2026-11-30-h200-counters"
 HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3", "-4"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
@@ -139,7 +140,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         title="Stable Diffusion 2, SDXL and Stable Diffusion 3.5",
         datasets=(
             *("2026-11-26-h200-models", "2026-11-28-h200-breadth", "2026-11-28-h200-sd2-plain"),
-            *("2026-11-28-h200-headlines", *HEADLINES, BREADTH),
+            *("2026-11-28-h200-headlines", *HEADLINES, BREADTH, COUNTERS),
         ),
         text="Texts to images with SD 2 and SD 3.5 medium, inpainting with SDXL, whose adapters have rank 4; 512 px. "
         "The plain loops and SDXL encode images in every step, the others have caches. milabench publishes 53.8 to "

@@ -9,7 +9,6 @@ import gc
 import importlib
 import logging
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -143,8 +142,7 @@ def _count_call(
             "(profiler_limit_s), the first of the call"
         )
     rules, unread = ncu.parse_rules(details, (launch.number for launch in launches))
-    passes = max(map(int, re.findall(r" - (\d+) pass", text + printed)), default=None)
-    log.info("%d launches in at most %s passes each; rules said %d things", len(launches), passes, len(rules))
+    log.info("%d launches; rules said %d things", len(launches), len(rules))
     return launches, rules, problems + unread
 
 
@@ -190,7 +188,9 @@ def main(file: Path) -> None:
     """Run the call once between cudaProfilerStart and cudaProfilerStop, for as long as the task allows."""
     workload, device, task = read_task(file)
     calls = workload.profiled_calls()  # kept: a call lives, without gradients perhaps, until the next is asked for
-    call = next(call for call in calls if call.name == task["call"])
+    call = next((call for call in calls if call.name == task["call"]), None)
+    if call is None:
+        raise UserError(f"the workload built anew has no call {task['call']!r}")
     warm_up([call], device)
 
     def cut() -> None:

@@ -30,7 +30,15 @@ NO_DRIVER = """==PROF== Connected to process 12
 """
 CRASHED = """==PROF== Connected to process 5
 Traceback (most recent call last):
+  File "count.py", line 1, in main
+    call.work()
 torch.OutOfMemoryError: CUDA out of memory.
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "signal_handling.py", line 73, in handler
+RuntimeError: DataLoader worker (pid 6) exited unexpectedly with exit code 143.
 ==PROF== Disconnected from process 5
 ==ERROR== The application returned an error code (1).
 ==WARNING== No kernels were profiled.
@@ -77,7 +85,7 @@ def test_a_machine_that_gives_no_counters_makes_a_run_unavailable(text, site, sa
         ncu.check(text, 1, site)
 
 
-def test_a_crash_is_told_by_the_last_line_of_the_application():
+def test_a_crash_is_told_by_the_first_exception_of_the_application():
     with pytest.raises(UserError, match=r"ncu ended with 1: torch\.OutOfMemoryError: CUDA out of memory") as caught:
         ncu.check(CRASHED, 1, SiteConfig())
     assert not isinstance(caught.value, UnavailableError)
