@@ -315,7 +315,7 @@ def check() -> int:
             continue
         error = 100 * (peak.allocator_mib / cell.peak_mib - 1)
         errors.append(abs(error))
-        over = peak.needed_mib > cell.total_mib
+        over = peak.exceeds(cell.total_mib)
         refused += over
         remark = (", REFUSED" if over else "") + (f" ({peak.basis})" if peak.basis != "traced" else "")
         print(f"{name} {cell.peak_mib:9,.0f} {peak.allocator_mib:9,.0f} {error:+5.1f} %  {cell.recipe}{remark}")

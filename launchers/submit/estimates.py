@@ -30,11 +30,6 @@ class Estimate:
     gco2: float | None
 
     @property
-    def exceeds(self) -> bool:
-        """Return whether the card has too little memory, by a prediction whose error is known."""
-        return bool(self.peak and self.peak.error_pct is not None and self.share and self.share > 1)
-
-    @property
     def shown(self) -> tuple[str | None, float | None]:
         """Return memory and minutes as the table of points has them."""
         shown = None
@@ -119,10 +114,16 @@ def limit_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) -
 def leave_out(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> tuple[list[Point], list[str]]:
     """Return the points that fit their cards by the prediction, and a sentence for each configuration that does not.
 
-    A point stays if the error of the prediction is not known, and with memory_check=false. Raises UserError if
-    none is left.
+    A point stays if it fits within the error of the prediction, if that error is not known, and with
+    memory_check=false. Raises UserError if none is left.
     """
-    unfit = {point.num for point in points if estimates[point.num].exceeds and point.bench.memory_check}
+    unfit = {
+        point.num
+        for point in points
+        if point.bench.memory_check
+        and (peak := estimates[point.num].peak)
+        and peak.exceeds(memory.usable_mib(point.bench.gpu))
+    }
     fit = [point for point in points if point.num not in unfit]
     sentences = memory_problems([point for point in points if point.num in unfit], estimates)
     if not fit:

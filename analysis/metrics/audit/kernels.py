@@ -119,8 +119,8 @@ def check_counters(facts: Facts) -> Iterator[str]:
         yield f"{KERNEL_COUNTERS}: {list_some(parts)} counts more instructions than there are"
     if _any(rows, pl.col("warps_issued") > TOLERANCE * pl.col("warps_eligible")):
         yield f"{KERNEL_COUNTERS}: more warps were issued than were eligible"
-    # A scheduler issues one instruction per cycle at most. `warps_issued` is a mean of those of an SM's four that have a
-    # warp (two, if blocks have 64 threads), and replays of a short kernel differ by up to a quarter.
+    # A scheduler issues one instruction per cycle at most. `warps_issued` is a mean of those of an SM's four that have
+    # a warp (two, if blocks have 64 threads), and replays of a short kernel differ by up to a quarter.
     least, most = 0.75 * pl.col("warps_issued") - 0.05, 1.25 * 4 * pl.col("warps_issued") + 0.05
     if _any(rows, ~pl.col("ipc").is_between(least, most)):
         yield f"{KERNEL_COUNTERS}: ipc is not that of one to four schedulers with warps_issued"

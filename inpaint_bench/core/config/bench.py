@@ -393,7 +393,7 @@ class BenchConfig:
     notify: NotifyConfig = field(default_factory=NotifyConfig)
     max_points: int = within(1, 10**9, 1000)  # a launch of more asks at a terminal, and is refused elsewhere
     budget: float | None = within(0, 1e12, None)  # service units; a sweep that could cost more is refused
-    memory_check: bool = True  # leave out points whose predicted memory exceeds the card's
+    memory_check: bool = True  # leave out points whose predicted memory, less its error, exceeds the card's
     silence: list[str] = field(default_factory=list)  # names of warnings that are not printed, as they end with
     datasets: list[str] = field(default_factory=list)  # merged datasets of your own, from which rates are predicted too
     # end of the sweep directory's name

@@ -84,6 +84,10 @@ class Peak:
         """Return what the card must have."""
         return max(self.allocator_mib, self.loading_mib) + CONTEXT_MIB
 
+    def exceeds(self, card_mib: float) -> bool:
+        """Return whether a card has too little memory, even if the peak is as small as the known error allows."""
+        return self.error_pct is not None and self.needed_mib * (1 - self.error_pct / 100) > card_mib
+
 
 def usable_mib(gpu: GpuConfig) -> float:
     """Return what a card offers: its GB are 2^30 bytes, ECC takes 1/16 of GDDR, the driver less than 1 %.
