@@ -424,6 +424,7 @@ def worker_later(by_s: float) -> Change:
     return change
 
 
+OFFERED = pl.col("vram_total_mib") - pl.col("vram_reserved_mib")
 # The figures may be right all the same.
 WARNINGS: dict[str, tuple[list[Change], str]] = {
     "the times of the worker shifted back": (
@@ -444,6 +445,18 @@ WARNINGS: dict[str, tuple[list[Change], str]] = {
             *(column("samples_slow", f"throttle_{name}_thermal_ns", pl.lit(None)) for name in ("sw", "hw")),
         ],
         "thermal throttling in 39 of 39 samples, by throttle_reasons; no counter says for how long",
+    ),
+    "memory that is given back and taken again near the card's limit": (
+        [
+            column(
+                "samples_slow",
+                "vram_used_mib",
+                OFFERED * pl.when(pl.col("tick_seq") % 2 == 0).then(0.99).otherwise(0.5),
+            ),
+            column("samples_slow", "vram_free_mib", OFFERED - pl.col("vram_used_mib")),
+            manifest(memory={"allocated_peak_mib": 130_000.0, "reserved_peak_mib": 140_000.0}),
+        ],
+        "at its peak, 99.0 % of the card: PyTorch gives some back and takes it again; try a smaller batch",
     ),
     "a lever that nothing found": (
         [manifest(recipe="tf32", overrides=["recipe=[baseline,tf32]"])],
