@@ -22,11 +22,9 @@ Row = dict[str, Any]  # a row of runs.parquet or of windows.parquet
 # Columns that decide a figure, by code that counts it in the same way; `_work` adds the adapters.
 _MODEL = ("workload", "model", "code_version")
 _OF_WORK = {
-    "flop_per_image": (*_MODEL, "variant", "encodes_online", "text_online", "resolution_px"),
+    "flop_per_image": (*_MODEL, "variant", "encodes_online", "text_online", "location_tokens", "resolution_px"),
     "parameters": _MODEL,
 }
-# Relative difference up to which figures are those of one work: 64 position tokens add 0.35 % to those of SD 1.5.
-_SAME_WORK = {"flop_per_image": 0.005, "parameters": 0.0}
 CLOCKS_DIFFER = dt.timedelta(minutes=10)  # clocks of site and merging machine; a wrong time zone is more
 _EDGES = ("start", "end")
 _LABELS = (
@@ -79,11 +77,10 @@ def _other_work(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
             if row["valid"] and row[name] is not None:
                 groups[_work(name, row)].append(row)
         for group in groups.values():
-            (most, count), *rest = Counter(row[name] for row in group).most_common()
-            others = {value: number for value, number in rest if abs(value - most) > _SAME_WORK[name] * most}
-            text = ", ".join(f"{value:.10g} ({number})" for value, number in {most: count, **others}.items())
+            (most, count), *others = Counter(row[name] for row in group).most_common()
+            text = ", ".join(f"{value:.10g} ({number})" for value, number in [(most, count), *others])
             for row in group:
-                if row[name] in others or count in others.values():
+                if others and (row[name] != most or others[0][1] == count):
                     yield row["run_id"], f"{name} is {row[name]:.10g}, and runs of this work and code have {text}"
 
 

@@ -125,6 +125,7 @@ COLUMNS = (
     Column("images_used", INTEGER, fact="data.used"),
     Column("images_skipped", INTEGER),
     Column("seed", INTEGER),
+    Column("location_tokens", INTEGER, "of the position, after those of the text", "workload_facts.location_tokens"),
     Column("encodes_online", INTEGER, "latents computed per image and step", "workload_facts.encodes_online"),
     Column("validation_first_step", INTEGER),
     Column("validation_last_step", INTEGER),

@@ -89,9 +89,9 @@ def check(text: str, returncode: int, site: SiteConfig) -> None:
             "the GPU's performance counters are in use by another tool, such as DCGM, which the site can pause"
         )
     if "Failed to initialize the profiler" in text:
-        raise UnavailableError(f"the driver gives Nsight Compute no counters here: {first_error(text)}")
+        raise UnavailableError(f"the driver gives Nsight Compute no counters here: {main_error(text)}")
     if returncode != 0:
-        raise UserError(f"ncu ended with {returncode}: {first_error(text)}")
+        raise UserError(f"ncu ended with {returncode}: {main_error(text)}")
     if "No kernels were profiled" in text:
         raise UserError("ncu saw none of the kernels of the profile before it: does the recipe run on the GPU?")
 
@@ -105,18 +105,19 @@ def _way(site: SiteConfig) -> str:
     return f"ask the site which feature of its nodes allows it, and set sites.{site.name}.counter_features=[...]"
 
 
-_FIRST_EXCEPTION = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)$", re.MULTILINE)
+_EXCEPTION = re.compile(r"^(?:Original )?Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)$", re.MULTILINE)
+_CONSEQUENCES = re.compile(r"^(?:During handling of the above exception|Exception ignored |Error in )", re.MULTILINE)
 
 
-def first_error(text: str) -> str:
+def main_error(text: str) -> str:
     """Return the line that says most of why a profiler or its application failed."""
     errors = re.findall(r"^==ERROR== (.+)$", text, re.MULTILINE)
     # The last is "An error occurred"; what the application printed says more than "returned an error code".
     telling = [line for line in errors if not line.startswith(("An error", "The application returned"))]
-    # Those of its exit, for example of loader processes that end with it, come after the exception that made it exit.
-    exception = _FIRST_EXCEPTION.findall(text)[:1]
+    # An exception is followed by those of its handling: loader processes, for example, end with the application.
+    exceptions = _EXCEPTION.findall(_CONSEQUENCES.split(text)[0]) or _EXCEPTION.findall(text)
     printed = [line for line in text.splitlines() if line.strip() and not line.startswith("==")]
-    lines = telling or exception or printed or errors
+    lines = telling or exceptions or printed or errors
     return lines[-1].strip()[:300] if lines else "it printed nothing"
 
 

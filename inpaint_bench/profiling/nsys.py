@@ -67,7 +67,7 @@ def record_timeline(bench: BenchConfig, run_dir: Path, build: Build) -> ProfileF
 def _run(*arguments: str, wrote: Path, limit_s: float) -> None:
     printed, returncode = ncu.run([ncu.find("nsys"), *arguments], limit_s)
     if returncode != 0:
-        raise UserError(f"nsys {arguments[0]} ended with {returncode}: {ncu.first_error(printed)}")
+        raise UserError(f"nsys {arguments[0]} ended with {returncode}: {ncu.main_error(printed)}")
     if not wrote.exists():
         raise UserError(f"nsys {arguments[0]} wrote no {wrote.name}: does the recipe run on the GPU?")
 

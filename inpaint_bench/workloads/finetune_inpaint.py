@@ -121,7 +121,7 @@ class FineTuning(TrainingWorkload):
 
     def profiled_calls(self) -> Iterator[ProfiledCall]:
         step, batch = self.training_step, self.next_batch()
-        name = "CUDA graph replay" if step.graph else "step"  # for a workload built anew too, which captures it yet
+        name = "CUDA graph replay" if step.graph else "step"  # under ncu too, where it is captured later
         yield ProfiledCall(name=name, work=lambda: step(batch))
         # Several ranks would have to do that together: a collective is captured on all of them or on none.
         if step.graph and not self.components.parallel:

@@ -94,7 +94,8 @@ def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) 
             continue
         error = "its error is not known" if each.peak.error_pct is None else f"error up to {each.peak.error_pct:.0f} %"
         needed = f"needs {each.peak.needed_mib / 1024:.1f} GiB of the card's {each.card_gib:.1f}"
-        most = f"; the largest batch that fits is {memory.largest_batch(bench)}" if each.share > 1 else ""
+        over = each.peak.exceeds(memory.usable_mib(bench.gpu))
+        most = f"; the largest batch that fits is {memory.largest_batch(bench)}" if over else ""
         problems[f"gpu={bench.gpu.name} batch={bench.batch}: {needed} ({each.peak.basis}, {error}){most}"] += 1
     return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
 

@@ -174,10 +174,10 @@ def test_a_run_of_other_work_than_the_others_of_its_cell_is_not_valid(tmp_path: 
     assert not any(row["valid"] for row in merged(tmp_path).values()), "nothing tells which one is right"
 
 
-def test_runs_with_and_without_position_tokens_are_of_one_work(tmp_path: Path) -> None:
+def test_position_tokens_are_other_work(tmp_path: Path) -> None:
     # SD 1.5 on an H200, measured: four tokens beside none.
-    for number, flop in enumerate((4656789655552.0, 4656789655552.0, 4657804152832.0)):
-        measured(tmp_path, f"r-{number}", workload_facts={"flop_per_image": flop})
+    for number, (tokens, flop) in enumerate(((0, 4656789655552.0), (0, 4656789655552.0), (4, 4657804152832.0))):
+        measured(tmp_path, f"r-{number}", workload_facts={"flop_per_image": flop, "location_tokens": tokens})
     assert all(row["valid"] for row in merged(tmp_path).values())
 
 

@@ -85,10 +85,46 @@ def test_a_machine_that_gives_no_counters_makes_a_run_unavailable(text, site, sa
         ncu.check(text, 1, site)
 
 
-def test_a_crash_is_told_by_the_first_exception_of_the_application():
+def test_a_crash_is_not_said_by_the_exceptions_of_its_handling():
     with pytest.raises(UserError, match=r"ncu ended with 1: torch\.OutOfMemoryError: CUDA out of memory") as caught:
         ncu.check(CRASHED, 1, SiteConfig())
     assert not isinstance(caught.value, UnavailableError)
+
+
+LOADER = """Traceback (most recent call last):
+  File "count.py", line 1, in main
+    raise exception
+FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "fetch.py", line 3, in fetch
+FileNotFoundError: [Errno 2] No such file or directory: 'a.jpg'
+"""
+CAUSED = """Traceback (most recent call last):
+  File "a.py", line 1, in read
+ValueError: invalid literal for int()
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "a.py", line 2, in main
+UserError: a.yaml: batch: not a number
+Exception ignored in atexit callback: <function end>
+Traceback (most recent call last):
+RuntimeError: DataLoader worker (pid 6) exited unexpectedly with exit code 143.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (LOADER, "FileNotFoundError: [Errno 2] No such file or directory: 'a.jpg'"),
+        (CAUSED, "UserError: a.yaml: batch: not a number"),
+        ("Exception ignored in: <f>\n" + LOADER, "FileNotFoundError: [Errno 2] No such file or directory: 'a.jpg'"),
+        ("no GPU\n==ERROR== The application returned an error code (1).\n", "no GPU"),
+    ],
+)
+def test_a_failure_is_said_by_the_exception_that_caused_it(text, line):
+    assert ncu.main_error(text) == line
 
 
 def test_no_kernel_is_an_error_and_counters_are_none():

@@ -21,7 +21,8 @@ from .windows import clock_tolerance_s
 ENERGY_ERROR_PCT = 5.0
 THERMAL_BITS = 0x8 | 0x20 | 0x40  # NVML's clocks event reasons: hardware slowdown, software and hardware thermal
 LATE_TICK_S = 1.0  # the latest tick in 89 H200 runs was 0.35 s late
-FULL_PCT, GIVEN_BACK = 95.0, 0.9  # memory in use at its peak, and its mean over the peak: 99.95 and 0.65 where seen
+FULL_PCT = 95.0  # memory in use at its peak; 99.95 where the allocator was seen to free and reserve again,
+MAX_MEAN_OVER_PEAK = 0.9  # and the mean 0.65 of the peak
 MIN_POWER_SHARE = 0.02  # share of the power limit; idle boards draw 5 to 15 %
 POWER_LIMIT_MARGIN = 1.05  # mean power over the limit: +/- 5 W of the sensor, and what the regulator lets pass
 
@@ -193,10 +194,7 @@ def warnings(run: Finished) -> Iterator[str]:
         yield f"thermally throttled for {pct:.1f} % of the measure window"
     if (pct := run.row["energy_error_pct"] or 0) > ENERGY_ERROR_PCT:
         yield f"the energy may be wrong by up to {pct:.1f} %: its counter stood still, or the window is short"
-    full, mean_mib, peak_mib = (run.row[name] for name in ("vram_pct", "vram_used_mib_mean", "vram_used_mib_peak"))
-    if facts.uniform_steps and (full or 0) > FULL_PCT and mean_mib < GIVEN_BACK * peak_mib:
-        used = f"memory in use varies, {mean_mib:,.0f} MiB in the mean and {peak_mib:,.0f} at its peak"
-        yield f"{used}, {full:.1f} % of the card: PyTorch gives some back and takes it again; try a smaller batch"
+    yield from _varying_memory(run)
     # The bits of throttle_reasons count if no counter says how long it was throttled.
     rows = facts.measured_samples["samples_slow"].filter(pl.col("throttle_reasons").is_not_null())
     unknown = pl.all_horizontal(pl.col(name).is_null() for name in THERMAL_COUNTERS)
@@ -205,3 +203,15 @@ def warnings(run: Finished) -> Iterator[str]:
         samples = f"{hot} of {rows.height} samples"
         yield f"thermal throttling in {samples}, by throttle_reasons; no counter says for how long"
     yield from (f"left out: {gap}" for gap in telemetry.left_out)
+
+
+def _varying_memory(run: Finished) -> Iterator[str]:
+    """Tell whether memory in use varies near the card's limit, though PyTorch keeps what it has reserved elsewhere."""
+    names = ("vram_pct", "vram_used_mib_mean", "vram_used_mib_peak", "torch_reserved_peak_mib")
+    full_pct, mean_mib, peak_mib, reserved_mib = (run.row[name] or 0.0 for name in names)
+    # What other processes use, and GPUs that use unequal amounts, say nothing of the allocator.
+    if run.row["gpus"] != 1 or not run.facts.uniform_steps or reserved_mib < MAX_MEAN_OVER_PEAK * peak_mib:
+        return
+    if full_pct > FULL_PCT and mean_mib < MAX_MEAN_OVER_PEAK * peak_mib:
+        used = f"memory in use varies, {mean_mib:,.0f} MiB in the mean and {peak_mib:,.0f} at its peak"
+        yield f"{used}, {full_pct:.1f} % of the card: PyTorch frees and reserves again; try a smaller batch"

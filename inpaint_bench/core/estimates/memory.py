@@ -86,7 +86,9 @@ class Peak:
 
     def exceeds(self, card_mib: float) -> bool:
         """Return whether a card has too little memory, even if the peak is as small as the known error allows."""
-        return self.error_pct is not None and self.needed_mib * (1 - self.error_pct / 100) > card_mib
+        if self.error_pct is None:
+            return False
+        return max(self.allocator_mib, self.loading_mib) / (1 + self.error_pct / 100) + CONTEXT_MIB > card_mib
 
 
 def usable_mib(gpu: GpuConfig) -> float:
