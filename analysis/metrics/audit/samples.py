@@ -21,8 +21,9 @@ from .windows import clock_tolerance_s
 ENERGY_ERROR_PCT = 5.0
 THERMAL_BITS = 0x8 | 0x20 | 0x40  # NVML's clocks event reasons: hardware slowdown, software and hardware thermal
 LATE_TICK_S = 1.0  # the latest tick in 89 H200 runs was 0.35 s late
-FULL_PCT = 95.0  # memory in use at its peak; 99.95 where the allocator was seen to free and reserve again,
-MAX_MEAN_OVER_PEAK = 0.9  # and the mean 0.65 of the peak
+# Memory in use at its peak in percent of the card, and its mean over its peak: 99.95 and 0.65 where it was seen to vary.
+FULL_PCT, VARYING = 95.0, 0.9
+OWN_SHARE = 0.9  # of the memory in use, that PyTorch has reserved
 MIN_POWER_SHARE = 0.02  # share of the power limit; idle boards draw 5 to 15 %
 POWER_LIMIT_MARGIN = 1.05  # mean power over the limit: +/- 5 W of the sensor, and what the regulator lets pass
 
@@ -206,12 +207,12 @@ def warnings(run: Finished) -> Iterator[str]:
 
 
 def _varying_memory(run: Finished) -> Iterator[str]:
-    """Tell whether memory in use varies near the card's limit, though PyTorch keeps what it has reserved elsewhere."""
+    """Tell whether memory in use varies: PyTorch's allocator keeps what it has reserved until the card is full."""
     names = ("vram_pct", "vram_used_mib_mean", "vram_used_mib_peak", "torch_reserved_peak_mib")
     full_pct, mean_mib, peak_mib, reserved_mib = (run.row[name] or 0.0 for name in names)
     # What other processes use, and GPUs that use unequal amounts, say nothing of the allocator.
-    if run.row["gpus"] != 1 or not run.facts.uniform_steps or reserved_mib < MAX_MEAN_OVER_PEAK * peak_mib:
+    if run.row["gpus"] != 1 or not run.facts.uniform_steps or reserved_mib < OWN_SHARE * peak_mib:
         return
-    if full_pct > FULL_PCT and mean_mib < MAX_MEAN_OVER_PEAK * peak_mib:
+    if full_pct > FULL_PCT and mean_mib < VARYING * peak_mib:
         used = f"memory in use varies, {mean_mib:,.0f} MiB in the mean and {peak_mib:,.0f} at its peak"
         yield f"{used}, {full_pct:.1f} % of the card: PyTorch frees and reserves again; try a smaller batch"
