@@ -207,7 +207,8 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
                 if rate is None or gpus > entry.get("max_per_node", 1):
                     continue
                 peak = memory.predict(work.model, recipes.fields_of(work.recipe), work.resolution_px, batch, gpus)
-                if not (peak.needed_mib <= memory.usable_mib(rates.cards()[gpu]) if peak else rate.measured):
+                fits = peak and peak.needed_mib <= memory.usable_mib(rates.cards()[gpu])
+                if not (rate.measured or fits):
                     continue
                 images = wish["images"] * wish["epochs"]
                 hours, joules = scaled(rate.seconds(images), 1 / 3600), rate.joules(images)

@@ -122,6 +122,12 @@ def test_what_cannot_be_done_says_what_could(capsys: pytest.CaptureFixture[str])
     assert "0.6 SU, least time: 5.82 min and 0." in advise(capsys, *WISHES, "deadline_h=0.01", "budget_su=0.6", code=1)
 
 
+def test_a_batch_that_ran_is_proposed_though_it_is_predicted_not_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    text = advise(capsys, *WISHES, "gpu=h200", "recipe=baseline", "batch=104")
+    assert "h200 at delta, recipe baseline, batch 104" in text
+    assert "measured (n = 1, 2026-11-30-h200-counters)" in text
+
+
 def test_co2_is_shown_where_the_site_has_a_grid_intensity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
