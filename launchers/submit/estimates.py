@@ -30,6 +30,11 @@ class Estimate:
     gco2: float | None
 
     @property
+    def exceeds(self) -> bool:
+        """Return whether the card has too little memory by more than the error of the prediction, which is known."""
+        return self.peak is not None and self.peak.exceeds(1024 * self.card_gib)
+
+    @property
     def shown(self) -> tuple[str | None, float | None]:
         """Return memory and minutes as the table of points has them."""
         shown = None
@@ -94,8 +99,7 @@ def memory_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) 
             continue
         error = "its error is not known" if each.peak.error_pct is None else f"error up to {each.peak.error_pct:.0f} %"
         needed = f"needs {each.peak.needed_mib / 1024:.1f} GiB of the card's {each.card_gib:.1f}"
-        over = each.peak.exceeds(memory.usable_mib(bench.gpu))
-        most = f"; the largest batch that fits is {memory.largest_batch(bench)}" if over else ""
+        most = f"; the largest batch that fits is {memory.largest_batch(bench)}" if each.exceeds else ""
         problems[f"gpu={bench.gpu.name} batch={bench.batch}: {needed} ({each.peak.basis}, {error}){most}"] += 1
     return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
 
@@ -118,13 +122,7 @@ def leave_out(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> tup
     A point stays if it fits within the error of the prediction, if that error is not known, and with
     memory_check=false. Raises UserError if none is left.
     """
-    unfit = {
-        point.num
-        for point in points
-        if point.bench.memory_check
-        and (peak := estimates[point.num].peak)
-        and peak.exceeds(memory.usable_mib(point.bench.gpu))
-    }
+    unfit = {point.num for point in points if estimates[point.num].exceeds and point.bench.memory_check}
     fit = [point for point in points if point.num not in unfit]
     sentences = memory_problems([point for point in points if point.num in unfit], estimates)
     if not fit:

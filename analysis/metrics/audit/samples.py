@@ -23,7 +23,7 @@ THERMAL_BITS = 0x8 | 0x20 | 0x40  # NVML's clocks event reasons: hardware slowdo
 LATE_TICK_S = 1.0  # the latest tick in 89 H200 runs was 0.35 s late
 # Memory in use at its peak in percent of the card, and its mean over its peak: 99.95 and 0.65 where it varied.
 FULL_PCT, VARYING = 95.0, 0.9
-OWN_SHARE = 0.9  # of the memory in use, that PyTorch has reserved
+OWN_SHARE = 0.9  # if PyTorch has reserved less of the memory in use, other processes use the rest
 MIN_POWER_SHARE = 0.02  # share of the power limit; idle boards draw 5 to 15 %
 POWER_LIMIT_MARGIN = 1.05  # mean power over the limit: +/- 5 W of the sensor, and what the regulator lets pass
 
