@@ -1,7 +1,9 @@
 """`batch=auto`: the largest batch that fits on the GPU.
 
 Candidates run eagerly, on copies of one sample, whatever the recipe compiles: compiled code needs no more memory, and
-compiling each size would take minutes. So the result is a lower bound for such recipes.
+compiling each size would take minutes. So the result is a lower bound for such recipes. A batch fits if PyTorch's
+allocator serves its third step without freeing what it has reserved: a step that begins with that is slower than one
+of a smaller batch.
 """
 
 import logging
@@ -54,10 +56,12 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
 
     def fits(micro_batch: int) -> bool:
         candidate = replace(eager, batch=micro_batch * parts)
-        _, failure = attempt(partial(_train_two_steps, candidate, device, source), device)
+        retries, _ = attempt(partial(_train_three_steps, candidate, device, source), device)
         # The next candidate needs this memory, also what reference cycles still hold.
         free_memory(device)
-        return failure is None
+        result = "is out of memory" if retries is None else f"reserves memory again {pluralize(retries, 'time')} a step"
+        log.info("batch=auto: %d %s", candidate.batch, result if retries != 0 else "fits")
+        return retries == 0
 
     batch = largest_batch(fits) * parts
     if not batch:
@@ -66,8 +70,11 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
     return batch
 
 
-def _train_two_steps(bench: BenchConfig, device: torch.device, source: Source) -> None:
-    """Train as a candidate would; the second step has the optimizer's moments allocated."""
+def _train_three_steps(bench: BenchConfig, device: torch.device, source: Source) -> int:
+    """Train as a candidate would, and return how often the allocator freed memory in the third step to go on.
+
+    The first step allocates the optimizer's moments, and cuDNN tries its algorithms in it.
+    """
     networks = build_networks(bench.model, device, inputs=bench.workload.unet_channels)
     components = StepComponents(bench=bench, device=device, networks=networks, source=source)
     levers.apply(components)
@@ -76,7 +83,10 @@ def _train_two_steps(bench: BenchConfig, device: torch.device, source: Source) -
     batch = {name: torch.stack([value] * bench.batch_size) for name, value in sample.items()}
     for _ in range(2):
         step(batch)
+    before = torch.cuda.memory_stats(device)["num_alloc_retries"]
+    step(batch)
     torch.cuda.synchronize(device)
+    return int(torch.cuda.memory_stats(device)["num_alloc_retries"] - before)
 
 
 def attempt(work: Callable[[], T], device: torch.device) -> tuple[T | None, str | None]:
