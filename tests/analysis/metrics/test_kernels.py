@@ -62,6 +62,11 @@ def test_a_sound_profile_has_no_contradiction() -> None:
         assert list(kernels.check_counters(facts(times({}, CALLS), rows))) == []
 
 
+def test_hit_rates_of_two_passes_are_above_100_percent() -> None:
+    """Accept what ncu printed on H200s for 11 of 1,549 launches: 100.01 to 105.74 %."""
+    assert list(kernels.check_counters(facts(times({}, CALLS), counters(l2_hit_pct=105.7)))) == []
+
+
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
@@ -89,7 +94,8 @@ def test_communication_that_is_longer_than_its_whole(exchange: dict[str, float])
     [
         ({"launch": 1}, "repeats 1 launch"),
         ({"kernel": "gemm"}, "has kernels that kernel_times does not have, e.g. gemm"),
-        ({"sm_pct": 140.0}, "no GPU counts such values of sm_pct"),
+        ({"sm_pct": 105.0}, "no GPU counts such values of sm_pct"),
+        ({"l2_hit_pct": 140.0}, "no GPU counts such values of l2_hit_pct"),
         ({"warps_issued": 1.4, "ipc": 5.6, "warps_eligible": 2.0}, "no GPU counts such values of warps_issued"),
         ({"inst_fma": 2e6}, "inst_fma counts more instructions than there are"),
         ({"warps_eligible": 0.2}, "more warps were issued than were eligible"),
