@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from .results_sections import datasets, losses, profiles, sidecar
-from .results_tables import Figure, Measured, denoised, images, ladder, scaling
+from .results_sections import counters, datasets, losses, profiles, sidecar
+from .results_tables import Figure, Measured, denoised, images, ladder, scaling, tiled
 
 RATE, JOULES = Figure("images/s", "images_per_s"), Figure("J/image", "joules_per_image")
 SMALL_RATE = Figure("images/s", "images_per_s", 2)
@@ -35,7 +35,7 @@ MADE_IMAGES = (
 CLOCK = Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)
 TWO_GPUS, TWO_GPUS_2 = "2026-11-29-h200-two-gpus", "2026-11-29-h200-two-gpus-2"
 BREADTH, TWO_GPUS_3 = "2026-11-30-h200-breadth", "2026-11-30-h200-two-gpus"
-COUNTERS = "2026-11-30-h200-counters"
+COUNTERS, ITEMS = "2026-11-30-h200-counters", "2026-11-30-h200-items"
 HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3", "-4"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
@@ -83,11 +83,20 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="Three levers alone",
-        datasets=("2026-11-28-h200-breadth",),
+        datasets=("2026-11-28-h200-breadth", COUNTERS, ITEMS),
         text="`webdataset` and `stage_shm` read prepared data. `attn_math` computes attention without a fused kernel.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, BUSY, MFU),
         where=pl.col("recipe").str.starts_with("baseline+") & (pl.col("model") == "sd15_inpaint"),
+    ),
+    Measured(
+        title="The largest batch",
+        datasets=(COUNTERS, ITEMS),
+        text="What `batch=auto` found for `baseline`: 104 when it only asked whether two steps fit, 96 since it also asks "
+        "whether the third step makes PyTorch's allocator free memory. The window has 5 or 6 steps.",
+        rows={"recipe": "recipe", "batch": "batch"},
+        figures=(RATE, JOULES, *VRAM, BUSY),
+        where=pl.col("batch_requested") == "auto",
     ),
     Measured(
         title="Fine-tuning, lever by lever",
@@ -170,6 +179,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         figures=(JOULES,),
     ),
     profiles,
+    counters,
     Measured(
         title="torch.compile instead of our kernels",
         datasets=("2026-11-21-h200-batches",),
@@ -188,7 +198,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The poster's recipes, channels_last kept",
-        datasets=("2026-11-28-h200-poster", "2026-11-28-h200-breadth", HEADLINES[0], BREADTH),
+        datasets=("2026-11-28-h200-poster", "2026-11-28-h200-breadth", HEADLINES[0], BREADTH, ITEMS),
         text="Photographs, encoders in the step. All 98 convolutions of the UNet keep the layout; "
         "`no_channels_last` leaves the poster's four other levers. The poster's own batch of an H200 is 24. "
         "`poster_optimized` is not steady; the host launches its kernels too slowly.",
@@ -351,6 +361,18 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
             Figure("beyond the tensors [%]", "excess_pct"),
         ),
         cases=SHAPES,
+    ),
+    Measured(
+        title="Denoisers: explicit tiles",
+        datasets=("2026-11-23-h200-denoisers", ITEMS),
+        text="DRUNet, images 2,048 px high. `explicit`: tiles of 512 px, which share at least 64 px with each "
+        "neighbour: 15 for widths to 1,408 px, 20 for 1,472 px, 25 for 2,048 px. A tile takes as long as its pixels "
+        "in a whole image, so that the overlap is what tiles cost. The runs with `off` and `library`, whose tiles are "
+        "as large as the image here, are older.",
+        rows={"tiling": "tiling"},
+        across="width_px",
+        figures=(Figure("ms", "time_ms", 0), PEAK),
+        cases=tiled,
     ),
     Measured(
         title="Denoisers: patches",

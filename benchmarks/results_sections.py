@@ -1,4 +1,4 @@
-"""Sections of docs/results.md that take more than one dataset: profiles, losses, the sidecar's cost, all datasets."""
+"""Sections of docs/results.md that are no table of runs: profiles, counters, losses, the sidecar's cost, all datasets."""
 
 import json
 from collections.abc import Iterator
@@ -8,15 +8,17 @@ import polars as pl
 from analysis.dataset import open_dataset
 from analysis.report.sections.curves import MARGIN_PCT
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.kernels import CONVOLUTIONS, KernelClass
+from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE, KernelClass
 from inpaint_bench.core.paths import ROOT
 from inpaint_bench.core.recipe_names import current_name
+from inpaint_bench.core.schema import KERNEL_COUNTERS, KERNEL_TIMES
 
 from . import loss_curves
 from .results_tables import RESULTS, header, link, row, wrap
 from .step_record import read_profile
 
 PROFILES = ROOT / "benchmarks" / "profiles" / "2026-11-22-h200"
+COUNTED = RESULTS / "2026-11-30-h200-items"
 PLAIN = RESULTS / "2026-11-29-h200-plain-losses"
 BLOCK = 50  # steps
 # Datasets of losses: the recipe that others are compared with, None for the one with bf16_master, and steps of a block.
@@ -51,6 +53,29 @@ def profiles() -> Iterator[str]:
     work = f"{profile.model}, batch {profile.batch}, {profile.resolution_px} px"
     text = f"{link(PROFILES)}: {work}, {profile.device}, torch {profile.torch}."
     yield f"\n{wrap(text)}\n"
+
+
+def counters() -> Iterator[str]:
+    """Yield the section of the hardware counters of a fine-tuning step."""
+    dataset = open_dataset(COUNTED)
+    runs = dataset.runs.filter(pl.col("workload") == "finetune_inpaint")
+    rows = dataset.rows(KERNEL_COUNTERS).join(runs[["run_id", "recipe", "batch"]], "run_id")
+    launches = dataset.rows(KERNEL_TIMES).filter("measured", pl.col("kind") != IDLE).join(rows, "run_id", how="semi")
+    share = 100 * launches.join(rows, ["run_id", "kernel"], how="semi")["ms"].sum() / launches["ms"].sum()
+    recipe, batch = rows.select(pl.col("recipe").unique(), pl.col("batch").unique()).row(0)
+    text = f"`{recipe}`, batch {batch}: {rows.height} launches of the kernels that take {share:.0f} % of the time of all "
+    text += "kernels of a step, in means weighted by cycles. Nsight Compute runs each launch several times, with empty "
+    text += "caches."
+    yield f"## What the hardware does in a step\n\n{wrap(text)}\n"
+    percent = {"tensor_pct": "tensor cores active", "sm_pct": "SM", "dram_pct": "DRAM", "l2_hit_pct": "L2 hits"}
+    yield from header(["kernels", "launches", "cycles [%]", *(f"{name} [%]" for name in percent.values())])
+    cycles = pl.col("sm_cycles")
+    means = [((pl.col(name) * cycles).sum() / cycles.sum()) for name in percent]
+    sizes = pl.len().alias("n"), (100 * cycles.sum() / rows["sm_cycles"].sum()).alias("cycles")
+    table = rows.group_by("kind").agg(*sizes, *means).sort("cycles", descending=True)
+    for kind, n, *values in table.iter_rows():
+        yield row([kind, n, *(f"{value:.0f}" for value in values)])
+    yield f"\n{link(COUNTED)}, n = 1.\n"
 
 
 def _plain() -> str:

@@ -161,7 +161,7 @@ def in_order(runs: pl.DataFrame) -> pl.DataFrame:
     """Sort runs by model, GPU, number of levers, recipe and batch."""
     number = {gpu: place for place, gpu in enumerate(sorted(runs["gpu"].unique(), key=gpu_order))}
     gpu = pl.col("gpu").replace_strict(number)
-    return runs.sort("model", gpu, "gpus", LEVERS.list.len(), "recipe", "batch")
+    return runs.sort("model", gpu, "gpus", LEVERS.list.len(), "recipe", "batch", maintain_order=True)
 
 
 def ladder(dataset: Dataset) -> pl.DataFrame:
@@ -224,3 +224,14 @@ def denoised(table: str, rate: str, predicted: str, names: Mapping[str, str]) ->
         return means.sort(order, *keys)
 
     return cases
+
+
+def tiled(dataset: Dataset) -> pl.DataFrame:
+    """Return mean time and memory of DRUNet by tiling, of images 2,048 px high of four widths."""
+    rows = dataset.rows("results_denoise_shape").filter(pl.col("width_px").is_in([1024, 1408, 1472, 2048]))
+    rows = rows.filter(pl.col("model") == "drunet", pl.col("series_px") == 64)
+    means = rows.group_by("run_id", "model", "tiling", "width_px").agg(
+        pl.col("time_ms").mean(), peak_gib=pl.col("allocated_peak_mib").max() / 1024
+    )
+    own = ["run_id", "valid", "reason", "gpu", "gpu_uuid", "steady", "gpus", "recipe", "levers", "batch"]
+    return means.join(dataset.runs[own], "run_id").sort("width_px", "tiling", "run_id", descending=[False, True, False])
