@@ -91,6 +91,8 @@ def _folded(cell: str) -> str:
     """Return a long name as lines that end behind its joints, ` · ` and `+`, and other text as it is."""
     if len(cell) <= NAME_CHARS or isinstance(cell, Estimate) or not _JOINT.search(cell):
         return cell
+    if "\n" in cell:
+        return "\n".join(map(_folded, cell.split("\n")))
     lines = [""]
     for part in _JOINT.sub("\\g<0>\n", cell).split("\n"):
         lines = [*lines[:-1], lines[-1] + part] if len(lines[-1] + part) <= NAME_CHARS else [*lines, part]

@@ -70,7 +70,9 @@ Committed = Mapping[str, tuple[Report, TableBuilder]]
 
 def test_titles_say_what_was_measured_and_differ(committed: Committed) -> None:
     titles = {name: each.title for name, (each, _) in committed.items()}
-    assert len(set(titles.values())) == len(NAMES)
+    # Two trainings of the same work on one day, each alone in its dataset of losses, have one title.
+    rates = [title for name, title in titles.items() if not name.endswith("-losses")]
+    assert len(set(rates)) == len(rates)
     for name, title in titles.items():
         assert re.search(r" on (H100|(H100 and )?H200), (\d\d to )?\d\d Nov 2026$", title), name
     assert titles["2026-11-23-h100-h200"] == "SD 1.5 inpainting fine-tune on H100 and H200, 23 Nov 2026"
@@ -206,6 +208,7 @@ def test_the_terminal_shows_the_answer_in_80_columns(
     assert len(lines) < 40 or name != FLAGSHIP
     pasted = ("Fastest: ", "Next run: ")
     assert [line for line in lines if len(line) > 80 and not line.startswith(pasted)] == []
+    assert not re.search("\u00b7\\w", "".join(lines))  # regression: `H200 \u00b7baseline+`
     assert " ".join(lines).startswith(each.title[:60])
     assert each.answered[0].answer.replace(" ", "")[:100] in "".join(lines).replace(" ", "")
     # Each further answer says what it is of: `Take an H200, batch 64` could be of any of three models.
