@@ -63,7 +63,9 @@ def counters() -> Iterator[str]:
     launches = dataset.rows(KERNEL_TIMES).filter("measured", pl.col("kind") != IDLE).join(rows, "run_id", how="semi")
     share = 100 * launches.join(rows, ["run_id", "kernel"], how="semi")["ms"].sum() / launches["ms"].sum()
     recipe, batch = rows.select(pl.col("recipe").unique(), pl.col("batch").unique()).row(0)
-    text = f"`{recipe}`, batch {batch}: {rows.height} launches of the kernels that take {share:.0f} % of the time of all "
+    text = (
+        f"`{recipe}`, batch {batch}: {rows.height} launches of the kernels that take {share:.0f} % of the time of all "
+    )
     text += "kernels of a step, in means weighted by cycles. Nsight Compute runs each launch several times, with empty "
     text += "caches."
     yield f"## What the hardware does in a step\n\n{wrap(text)}\n"

@@ -24,9 +24,11 @@ from inpaint_bench.core.config.site import Storage
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+GIVEN = os.environ.get(INDUCTOR)  # by the user; PyTorch sets it later, when its compiler is imported
 VARIABLES = {
     "TRITON_CACHE_DIR": "{}/triton",
-    "TORCHINDUCTOR_CACHE_DIR": "{}/inductor",
+    INDUCTOR: "{}/inductor",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "{}/flash4",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
 }
@@ -58,6 +60,8 @@ def use(roots: tuple[Path, ...], card: str, facts: tuple[str, ...]) -> Path | No
             continue
         for variable, value in VARIABLES.items():
             wanted = value.format(folder)
+            if variable == INDUCTOR and GIVEN is None:
+                os.environ[variable] = wanted
             if (given := os.environ.setdefault(variable, wanted)) != wanted:
                 log.info("%s=%s of the environment is used", variable, given)
         return folder
@@ -69,7 +73,7 @@ def check_given(*variables: str) -> None:
 
     Without arguments: inductor's, which is opened when diffusers is imported.
     """
-    for name in variables or ("TORCHINDUCTOR_CACHE_DIR",):
+    for name in variables or (INDUCTOR,):
         if (folder := os.environ.get(name)) is not None:
             try:
                 os.makedirs(folder, exist_ok=True)  # noqa: PTH103 (an empty one would be the working directory)

@@ -3,6 +3,8 @@
 import fcntl
 import logging
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -51,6 +53,21 @@ def test_compilers_are_told_unless_the_user_told_them(
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
     }
     assert f"TRITON_CACHE_DIR={mine} of the environment is used" in caplog.text
+
+
+def test_the_default_that_pytorch_sets_when_it_is_imported_is_no_wish_of_the_user(tmp_path: Path) -> None:
+    """Regression: inductor's kernels stayed in /tmp, and the log called that a choice of the environment."""
+    code = f"""
+import os
+from pathlib import Path
+from inpaint_bench.kernels import cache
+from torch._inductor.runtime import cache_dir_utils
+default = cache_dir_utils.cache_dir()
+folder = cache.use((Path("{tmp_path}"),), "NVIDIA H200", ())
+assert default != cache_dir_utils.cache_dir() == f"{{folder}}/inductor", os.environ[cache.INDUCTOR]
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_a_folder_of_the_environment_that_cannot_be_written_is_refused(
