@@ -92,8 +92,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="The largest batch",
         datasets=(COUNTERS, ITEMS),
-        text="What `batch=auto` found for `baseline`: 104 when it only asked whether two steps fit, 96 since it also asks "
-        "whether the third step makes PyTorch's allocator free memory. The window has 5 or 6 steps.",
+        text="What `batch=auto` found for `baseline`: 104 when it only asked whether two steps fit, 96 since it also "
+        "asks whether the third step makes PyTorch's allocator free memory. The window has 5 or 6 steps.",
         rows={"recipe": "recipe", "batch": "batch"},
         figures=(RATE, JOULES, *VRAM, BUSY),
         where=pl.col("batch_requested") == "auto",

@@ -1,4 +1,4 @@
-"""Sections of docs/results.md that are no table of runs: profiles, counters, losses, the sidecar's cost, all datasets."""
+"""Sections of docs/results.md that are no tables of runs: profiles, counters, losses, the sidecar's cost, datasets."""
 
 import json
 from collections.abc import Iterator
