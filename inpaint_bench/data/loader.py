@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 from inpaint_bench.core.config.levers import RecipeConfig
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.signals import obey_parent
 
@@ -84,14 +85,14 @@ class Batches(Iterator[Batch]):
         prepared = source if isinstance(source, PreparedSource) else None
         # What images are read from; None: no image is read.
         image_format = (prepared.format if prepared else source.inventory.kind) if samples.pixels else None
-        workers = _limit_workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has {} CPU cores")
+        workers = _limit_workers(recipe.num_workers, len(os.sched_getaffinity(0)), "this job has", "CPU core")
         dataset: Any = samples
         sampler = None
         if prepared and image_format == "webdataset":
             # Tars have no random access: the stream shuffles shards and a buffer of images itself, without a sampler.
             shards = prepared.shards(indices)
             # A worker reads whole shards; one without any would search for its first image for ever.
-            workers = _limit_workers(workers, len(shards), "the data has {} shards with images to draw")
+            workers = _limit_workers(workers, len(shards), "images are drawn from", "shard")
             dataset = ShardStream(samples, shards, indices, batch, workers, seed, start)
         else:
             sampler = EndlessShuffle(indices, seed, start, rank=rank, ranks=ranks, batch=batch)
@@ -160,9 +161,10 @@ def start_method(workers: int) -> str | None:
     return "fork" if workers else None
 
 
-def _limit_workers(requested: int, limit: int, reason: str) -> int:
+def _limit_workers(requested: int, limit: int, reason: str, noun: str) -> int:
     if requested > limit:
-        log.warning("recipe.num_workers=%d, but %s: the loader uses %d", requested, reason.format(limit), limit)
+        cause = f"{reason} {pluralize(limit, noun)}"
+        log.warning("recipe.num_workers=%d, but %s: the loader uses %d", requested, cause, limit)
     return min(requested, limit)
 
 

@@ -33,7 +33,9 @@ class ProgressLog:
 def describe(manifest: ManifestHead | None, elapsed_s: float = 0.0, steps: int = 0) -> str:
     """Return `step 40 of 60, 35.7 images/s, about 12 s left`; without the time left if no `steps` were timed."""
     if manifest is None or (progress := manifest.progress) is None:
-        return "no step yet: loads packages, data and model"
+        began_ns = manifest and manifest.started_unix_ns
+        after = f" after {(time.time_ns() - began_ns) / 1e9:.0f} s" if began_ns else ""
+        return f"no step yet{after}: loads packages, data and model, compiles or profiles"
     line = f"step {progress.step}{f' of {progress.steps_total}' if progress.steps_total else ''}{manifest.pace}"
     if progress.steps_total and steps > 0:
         left_s = (progress.steps_total - progress.step) * elapsed_s / steps

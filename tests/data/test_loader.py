@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.data.loader import EndlessShuffle
 
@@ -72,7 +73,7 @@ class TestBatches:
         cores = len(os.sched_getaffinity(0))
         settings = batches(synthetic(5), 2, f"recipe.num_workers={cores + 1}").settings
         assert settings["num_workers"] == {"requested": cores + 1, "effective": cores}
-        assert "CPU cores" in caplog.text
+        assert f"but this job has {pluralize(cores, 'CPU core')}: the loader uses {cores}" in caplog.text
 
     def test_non_blocking_without_pinned_memory_is_not_effective(self) -> None:
         settings = batches(synthetic(), 2, "recipe.non_blocking=true").settings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import time
 
 import pytest
 
@@ -30,6 +32,14 @@ def manifest(progress: Progress, workload: str | None = "finetune_inpaint") -> M
 )
 def test_a_line_has_step_pace_and_time_left(progress: Progress, elapsed_s: float, steps: int, line: str) -> None:
     assert progress_log.describe(manifest(progress), elapsed_s, steps) == line
+
+
+def test_a_run_without_a_step_is_told_for_how_long() -> None:
+    """Regression: 18 minutes of Nsight Compute, or a search of the batch, were loading packages, data and model."""
+    began_ns = time.time_ns() - 40 * 10**9
+    line = progress_log.describe(ManifestHead(status=Status.RUNNING, started_unix_ns=began_ns))
+    assert re.fullmatch(r"no step yet after 4\d s: loads packages, data and model, compiles or profiles", line)
+    assert progress_log.describe(None).startswith("no step yet: ")
 
 
 @pytest.mark.parametrize(
