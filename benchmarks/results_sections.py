@@ -63,16 +63,15 @@ def counters() -> Iterator[str]:
     launches = dataset.rows(KERNEL_TIMES).filter("measured", pl.col("kind") != IDLE).join(rows, "run_id", how="semi")
     share = 100 * launches.join(rows, ["run_id", "kernel"], how="semi")["ms"].sum() / launches["ms"].sum()
     recipe, batch = rows.select(pl.col("recipe").unique(), pl.col("batch").unique()).row(0)
-    text = (
-        f"`{recipe}`, batch {batch}: {rows.height} launches of the kernels that take {share:.0f} % of the time of all "
+    text = f"`{recipe}`, batch {batch}: means weighted by cycles over {rows.height} launches of the kernels that take "
+    text += (
+        f"{share:.0f} % of the kernel time of a step. Nsight Compute runs each launch several times, with empty caches."
     )
-    text += "kernels of a step, in means weighted by cycles. Nsight Compute runs each launch several times, with empty "
-    text += "caches."
     yield f"## What the hardware does in a step\n\n{wrap(text)}\n"
     percent = {"tensor_pct": "tensor cores active", "sm_pct": "SM", "dram_pct": "DRAM", "l2_hit_pct": "L2 hits"}
     yield from header(["kernels", "launches", "cycles [%]", *(f"{name} [%]" for name in percent.values())])
     cycles = pl.col("sm_cycles")
-    means = [((pl.col(name) * cycles).sum() / cycles.sum()) for name in percent]
+    means = [(pl.col(name) * cycles).sum() / cycles.sum() for name in percent]
     sizes = pl.len().alias("n"), (100 * cycles.sum() / rows["sm_cycles"].sum()).alias("cycles")
     table = rows.group_by("kind").agg(*sizes, *means).sort("cycles", descending=True)
     for kind, n, *values in table.iter_rows():
