@@ -28,6 +28,7 @@ _LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()} | {c: f"${name}
 _LIGATURE = re.compile(r"([-'`,!?])(?=[-'`,])")  # two hyphens would become a dash
 _MINUS = re.compile(r"(?<![\w)}-])-(?=\d)")
 _JOINT = re.compile(r"\+(?=\w)| \u00b7 ")  # behind which a name may be broken
+_BREAK = re.compile(rf"{_JOINT.pattern}|, ")  # as that of a cell, which has settings too
 _NOT_SHOWN = "Too wide for this terminal: "
 _LONG_TEXT, _MANY_COLUMNS = 42, 9  # above which a column is broken into lines, and a table gets a smaller font
 _FLOATING_ROWS = 40  # that fit into a column of a page
@@ -43,6 +44,7 @@ def to_terminal(table: Table, console: "Console") -> None:
     title = Text(sanitize(table.title), style="bold") if table.title else None
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     rows = [list(map(_folded, row)) for row in table.rows]
+    sizes = []  # of columns, characters
     for index, name in enumerate(table.columns):
         is_text = index in table.text_columns
         is_whole = index == table.run_column or any("\n" in row[index] for row in rows)
@@ -52,8 +54,10 @@ def to_terminal(table: Table, console: "Console") -> None:
         width = max((size for size in lengths if size <= NAME_CHARS or is_whole or not is_text), default=0)
         # Broken here, a heading never makes rich narrow the other columns.
         longest = max([width, *(len(line) for row in rows for line in row[index].split("\n"))])
+        heading = textwrap.wrap(sanitize(name), min(longest, NAME_CHARS), break_long_words=False)
+        sizes.append(max(longest, *map(len, heading)))
         grid.add_column(
-            Text("\n".join(textwrap.wrap(sanitize(name), min(longest, NAME_CHARS), break_long_words=False))),
+            Text("\n".join(heading)),
             justify="left" if is_text else "right",
             overflow="fold",
             no_wrap=is_whole,
@@ -61,10 +65,17 @@ def to_terminal(table: Table, console: "Console") -> None:
         )
     for number, row in enumerate(rows):
         grid.add_row(*(Text(sanitize(cell, "\n")) for cell in row), style="dim" if number in table.muted_rows else None)
-    least = sum((column.min_width or 0) + _GAP for column in grid.columns)
-    if least > console.width and len(table.columns) > FEWEST:
+    room = console.width - sum((column.min_width or 0) + _GAP for column in grid.columns)
+    if room < 0 and len(table.columns) > FEWEST:
         to_terminal(_narrower(table), console)
         return
+    # Rich would make some columns narrower than their least width, so that others are wider.
+    wanted = {index: size - (grid.columns[index].min_width or 0) for index, size in enumerate(sizes)}
+    if 0 <= room < sum(wanted.values()):
+        for place, index in enumerate(sorted(wanted, key=lambda index: wanted[index])):
+            more = min(wanted[index], room // (len(wanted) - place))
+            grid.columns[index].width = (grid.columns[index].min_width or 0) + more
+            room -= more
     console.print(grid)
     if table.note:
         console.print(Text(sanitize(table.note) + "\n", style="dim"))
@@ -88,13 +99,13 @@ BRIEF_CHARS = 24  # length of a name that fits into one line of a table of 80 ch
 
 
 def _folded(cell: str) -> str:
-    """Return a long name as lines that end behind its joints, ` · ` and `+`, and other text as it is."""
+    """Return a long name as lines that end behind its joints, ` · `, `+` and `, `, and other text as it is."""
     if len(cell) <= NAME_CHARS or isinstance(cell, Estimate) or not _JOINT.search(cell):
         return cell
     if "\n" in cell:
         return "\n".join(map(_folded, cell.split("\n")))
     lines = [""]
-    for part in _JOINT.sub("\\g<0>\n", cell).split("\n"):
+    for part in _BREAK.sub("\\g<0>\n", cell).split("\n"):
         lines = [*lines[:-1], lines[-1] + part] if len(lines[-1] + part) <= NAME_CHARS else [*lines, part]
     return "\n".join(line.rstrip() for line in lines if line)
 

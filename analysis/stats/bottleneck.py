@@ -25,6 +25,7 @@ from analysis.units import number
 from inpaint_bench.core import workloads
 from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE, KernelClass
 from inpaint_bench.core.schema import Reason
+from inpaint_bench.core.workloads.finetune_inpaint import GRAPH_WARMUP
 
 from .best_batch import memory_limit
 
@@ -82,7 +83,7 @@ class Advice(NamedTuple):
     command: str = ""
     fields: tuple[str, ...] = ()  # fields of a recipe that the command sets; `batch` for batch=auto
     # A run with a lever whose name begins so is not advised: unet_nhwc has kernels of its own and keeps activations,
-    # bf16_ has an optimizer of its own.
+    # bf16_ has an optimizer of its own, and divided weights are neither compiled nor captured.
     excluded_by: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # a run without these levers is not advised
 
@@ -233,6 +234,9 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
             choices = [part for part in requested if "=" not in part]
             settings = [f" recipe.{part}" for part in requested if "=" in part]
             command = command.replace(match[0], f"[{','.join([*choices, *missing])}]" + "".join(settings))
+        if (row["gpus"] or 1) > 1:  # it searches on one
+            command = command.replace("batch=auto", "").strip()
+            command += f" {GRAPH_WARMUP}" if "cuda_graph" in command else ""
         for placeholder in ("SITE", "GPU", "NODE"):
             command = re.sub(rf"\b{placeholder}\b", str(row[placeholder.lower()] or placeholder), command)
         sentences.append(": ".join(filter(None, (item.text, command))))

@@ -19,7 +19,7 @@ from inpaint_bench.core.estimates import memory, rates
 from inpaint_bench.core.estimates.rates import Interval, amount, scaled
 from inpaint_bench.core.paths import conf_dir
 from inpaint_bench.core.recipe_names import split_choices
-from inpaint_bench.core.workloads.finetune_inpaint import DDP_EAGER_STEPS
+from inpaint_bench.core.workloads.finetune_inpaint import GRAPH_WARMUP
 
 WHOLE = ("images", "batch", "px", "gpus")
 NUMBERS = (*WHOLE, "epochs", "deadline_h", "budget_su", "budget_usd", "budget_gpu_h")
@@ -266,7 +266,7 @@ def _command(
     time_min = max(10, math.ceil(most_h * 66))
     fields = recipes.fields_of(work.recipe)
     prepared = any(name in recipes.PREPARED_ONLY for name in fields)
-    needed = [f"workload.warmup_steps={DDP_EAGER_STEPS + 2}"] if gpus > 1 and fields.get("cuda_graph") else []
+    needed = [GRAPH_WARMUP] if gpus > 1 and fields.get("cuda_graph") else []
     model = read_config_file(conf_dir() / "model" / f"{work.model}.yaml", "model")
     if model.get("dtype") == "bf16" and "weights" not in fields:  # its weights, and moments, are trained in fp32
         needed.append("model.dtype=fp32")

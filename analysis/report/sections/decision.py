@@ -1,5 +1,6 @@
 """What to take: the answer, and per GPU and recipe the batch, its speed, energy and cost, and what to run next."""
 
+import json
 import re
 import shlex
 from collections import Counter
@@ -26,6 +27,7 @@ from analysis.stats.cells import (
     work_text,
 )
 from analysis.units import gpu_label, number
+from inpaint_bench.core.workloads.finetune_inpaint import GRAPH_WARMUP
 
 from .study_tables import KINDS
 
@@ -246,6 +248,8 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
     work = _work(runs)
     if cell["workload"] != published.WORKLOAD and not any(given.startswith("workload=") for given in work):
         overrides.append(f"workload={cell['workload']}")
+    if any(lever["name"] == "cuda_graph" for lever in json.loads(runs[0]["levers"] or "[]")) and cell["gpus"] > 1:
+        work.append(GRAPH_WARMUP)
     # Quoted: they are to be pasted into a shell, and a manifest may come from elsewhere.
     pasted = shlex.join([*overrides, *work, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])
     return [

@@ -12,7 +12,6 @@ from analysis.report.estimate import mean_of_runs
 from analysis.report.figures import base
 from analysis.report.figures.base import Figure
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, cell, counts
-from analysis.stats.best_batch import MIN_RUNS
 from analysis.stats.cells import RUN_COUNTS
 from analysis.units import gpu_label, gpu_order, number
 
@@ -68,7 +67,8 @@ def section(
     fastest = {(rows[i]["model"], rows[i]["batch"]): rows[i] for i in reversed(order)}
     texts, gpus = [], {row["gpu"] for row in fastest.values()}
     for row in reversed(fastest.values()):
-        few = f" ({names.count_runs(row['n'])})" if row["n"] < MIN_RUNS else ""
+        mean = mean_of_runs(row["each"], rate)
+        few = f" ({names.count_runs(row['n'])})" if mean is None or mean.low is None else ""
         energy = f" and {number(row[joules])} J/{unit}" if row[joules] else ""
         where = f" on {names.gpu(row['gpu'])}" if len(gpus) > 1 else ""
         text = f"{row['model']}: {number(row[rate])} {unit}s/s{energy} with {row['recipe']}{where}{few}"

@@ -47,11 +47,10 @@ def section(build: TableBuilder, results: pl.DataFrame, runs: pl.DataFrame) -> S
 
 
 def _largest(cases: pl.DataFrame) -> pl.DataFrame:
-    """Return one of the largest images of each network and setting, at once and in tiles, the least memory first."""
-    known = cases.drop_nulls(["time_ms", "allocated_peak_mib"]).sort("allocated_peak_mib", -pl.col("width_px"))
-    wide = known.filter(pl.col("width_px") >= 0.95 * pl.col("width_px").max().over("model"))
-    tiled = (pl.col("calls") > 1).alias("tiled")
-    return wide.with_columns(tiled).unique(["tiled", *_ALIKE], keep="first", maintain_order=True)
+    """Return the widest image of each network and setting, at once and in tiles, the least memory first."""
+    known = cases.drop_nulls(["time_ms", "allocated_peak_mib"]).with_columns(tiled=pl.col("calls") > 1)
+    widest = known.sort(-pl.col("width_px"), "allocated_peak_mib")
+    return widest.unique(["tiled", *_ALIKE], keep="first", maintain_order=True).sort("allocated_peak_mib")
 
 
 def _name(cases: pl.DataFrame, case: dict[str, Any]) -> str:

@@ -13,7 +13,6 @@ from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure, Row
 from analysis.report.sections import nemo
 from analysis.report.tables import COUNTS, DASH, Table, TableBuilder, count_runs, counts
-from analysis.stats.best_batch import MIN_RUNS
 from analysis.units import gpu_label, gpu_order, number
 from inpaint_bench.core.schema import WindowKind
 
@@ -83,7 +82,8 @@ def _answer(cells: list[pl.DataFrame]) -> str:
     for chosen in (*at_smallest, *models.values()):
         cell = min(chosen, key=_seconds)
         row, seconds, same = cell.row(0, named=True), _seconds(cell), cell.select("batch", *_PLACE, *_WORK).row(0)
-        few = f" ({names.count_runs(cell.height)})" if cell.height < MIN_RUNS else ""
+        mean = mean_of_runs(cell.to_dicts(), "p50_ms")
+        few = f" ({names.count_runs(cell.height)})" if mean is None or mean.low is None else ""
         of = f" of {work(cell)}" if len(models) > 1 else ""
         text = f"{number(seconds)} s per image{of} at batch {row['batch']}"
         setting = f" with {row[recipe_labels.COLUMN]} on {names.gpu(row['gpu'])}{few}"

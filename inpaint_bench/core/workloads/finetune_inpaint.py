@@ -18,6 +18,7 @@ from . import Relation, StableDiffusionFacts, WorkloadConfig
 # 1: a network that predicts zero has a loss of 1.
 BOUNDS = {"loss": (0, 10), "psnr_hole_db": (-10, 100), "ssim_hole": (-1, 1), "lpips": (0, 2)}
 DDP_EAGER_STEPS = 11  # before DDP may be captured in a CUDA graph: PyTorch's notes on CUDA graphs
+GRAPH_WARMUP = f"workload.warmup_steps={DDP_EAGER_STEPS + 2}"  # what a launch of several GPUs with cuda_graph needs
 
 
 @dataclass(kw_only=True)
@@ -183,7 +184,7 @@ def _check_parallel(bench: BenchConfig) -> None:
     if bench.recipe.cuda_graph and bench.workload.warmup_steps <= DDP_EAGER_STEPS:
         raise UserError(
             f"{where}: recipe.cuda_graph=true captures after {DDP_EAGER_STEPS} eager steps of DDP; "
-            f"set workload.warmup_steps={DDP_EAGER_STEPS + 2} or more"
+            f"set {GRAPH_WARMUP} or more"
         )
 
 

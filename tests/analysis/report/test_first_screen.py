@@ -215,6 +215,28 @@ def test_the_terminal_shows_the_answer_in_80_columns(
     assert all(section.title in lines for section in each.answered[1:])
 
 
+def test_a_table_leaves_out_columns_before_it_cuts_one_off(
+    committed: Committed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: `GPU-h per million images` was `G`, `mil`, `im`, and a long name left no column for a result."""
+    report.print_answer(committed["2026-11-25-h100-pipeline"][0])
+    shown = capsys.readouterr().out
+    assert re.search(r"\bmillion\b.*\bimages\b.*\b8\.61\b.*Too wide for this terminal: n, Cards\.", shown, re.DOTALL)
+    report.print_answer(committed["2026-11-30-h200-items"][0])
+    assert re.search(r"Volumes/s.*0\.0757", capsys.readouterr().out, re.DOTALL)
+
+
+def test_the_fastest_recipe_of_several_gpus_is_named_with_what_its_graph_needs(
+    committed: Committed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: `launch` refused the command."""
+    report.print_answer(committed["2026-11-29-h200-two-gpus"][0])
+    (line,) = (
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("Fastest: gpu=h200 batch=16 gpus=2")
+    )
+    assert "workload.warmup_steps=13" in line
+
+
 def test_the_text_has_the_order_of_the_page(committed: Committed) -> None:
     each, _ = committed["2026-11-23-h200-lora-sdxl"]
     text = report.markdown(each)

@@ -10,7 +10,7 @@ from analysis.report.workloads import sd_inference
 CELL: dict[str, Any] = {"inpaints": False, "sampler": "plms", "sampler_steps": 50, "guidance": 7.5, "variant": None}
 CELL |= {"resolution_px": 512, "model": "sd15, plms 50, guidance 7.5", "site": "local", "gpu": "h200", "batch": 1}
 CELL |= {"demonstration": False, "comparability_key": "", "precision": "fp16", "recipe": "amp_fp16", "p50_ms": 2000.0}
-CELL |= {recipe_labels.COLUMN: "amp_fp16"}
+CELL |= {recipe_labels.COLUMN: "amp_fp16", "gpu_uuid": "GPU-1", "node": "n", "seed": 0, "run_id": "r-1"}
 
 
 def answer(*changes: dict[str, Any]) -> str:

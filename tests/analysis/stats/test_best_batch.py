@@ -295,6 +295,20 @@ def test_two_runs_that_do_not_overlap_are_no_tie_and_a_third_is_proposed() -> No
     )
 
 
+def test_only_runs_of_the_two_best_batches_are_too_few() -> None:
+    """Regression: further seeds of both were proposed for ever, since a third batch had run once."""
+    oom = {"batch": 32, "reason": "oom_gpu", "run_id": "r-oom", "valid": False, "status": "failed"}
+    runs = [*runs_of(4, 5.0), *runs_of(8, 10.0, 10.1, 10.2), *runs_of(16, 12.0, 12.1, 12.2), oom]
+    decision = decide(*runs)
+    assert (decision.next_run, decision.next_run_reason) == ("", "no tie that matters")
+
+
+def test_a_tie_in_energy_alone_is_called_so() -> None:
+    oom = {"batch": 32, "reason": "oom_gpu", "run_id": "r-oom", "valid": False, "status": "failed"}
+    decision = decide(*runs_of(8, 10.0, joules_per_image=4.0), *runs_of(16, 12.0, joules_per_image=4.0), oom)
+    assert (decision.next_run, decision.next_run_reason) == ("batch=8,16 seed=1,2", "to break the tie in energy")
+
+
 def test_larger_batch_is_proposed_where_the_largest_is_best_and_fits() -> None:
     assert decide(*runs_of(8, 10.0), *runs_of(16, 19.0)).next_run == "batch=32"
 

@@ -295,6 +295,16 @@ def test_levers_that_another_one_excludes_are_not_advised() -> None:
     assert not re.search(r"compile|grad_checkpoint|adamw_fused|bf16_stochastic", text)
 
 
+def test_what_several_gpus_cannot_do_is_not_advised() -> None:
+    """Regression: `batch=auto` searches on one GPU, and divided weights are not captured in a CUDA graph."""
+    rows = [MOSTLY_IDLE | {"gpus": 2, "levers": json.dumps([{"name": name}])} for name in ("bucket_view", "fsdp2")]
+    ddp, divided = (bottleneck.format_advice(classify(row).advice, frame(row).row(0, named=True)) for row in rows)
+    assert ddp.startswith(
+        "a larger batch; fewer kernel launches: recipe=[baseline,compile,cuda_graph] workload.warmup_"
+    )
+    assert divided == "a larger batch; a fused optimizer: recipe=[baseline,adamw_fused]"
+
+
 def test_levers_that_a_workload_does_not_obey_are_not_advised() -> None:
     row = MOSTLY_IDLE | {"workload": "sd_inference"}
     text = bottleneck.format_advice(classify(row).advice, frame(row).row(0, named=True))

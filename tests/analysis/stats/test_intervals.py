@@ -61,6 +61,13 @@ def test_single_run_or_pair_has_no_interval_and_is_no_tie() -> None:
         assert (result.low, result.high, result.tie, result.n) == (None, None, False, 1)
 
 
+@pytest.mark.parametrize(("change", "tie"), [(0.0948, False), (0.09, True)])
+def test_without_an_interval_a_tie_does_not_depend_on_which_side_is_called_new(change: float, tie: bool) -> None:
+    """Regression: 8.7 % less was a tie and 9.5 % more, the same two runs, was none."""
+    for value in (change, 1 / (1 + change) - 1):
+        assert intervals.Gain(value=value, low=None, high=None, n=1, paired=False, limit=0.0925).tie is tie
+
+
 def test_single_pair_among_several_runs_is_not_used_alone() -> None:
     result = intervals.gain([("a", 10.0), ("b", 11.0)], [("a", 10.0), ("c", 11.0)])
     assert result is not None
