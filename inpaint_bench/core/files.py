@@ -66,6 +66,13 @@ def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None 
         raise
 
 
+def check_plain(path: Path) -> None:
+    """Raise OSError unless a path is that of a plain file, or a link to one, and for a Git LFS pointer."""
+    with os.fdopen(open_plain(path, follow_links=True), "rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise OSError(errno.ENXIO, "is a Git LFS pointer: run `git lfs pull` there", str(path))
+
+
 def try_twice(read: Callable[[], T]) -> T:
     """Return what `read` returns; call it again if its file system does not answer for a moment. Raises OSError."""
     try:

@@ -183,7 +183,7 @@ def check_folder(root: str | None) -> Path:
         raise UserError(f"data.root={path}: {what}")
     if not os.access(path, os.R_OK | os.X_OK):
         raise UserError(f"data.root={path}: you may not read this folder")
-    if not any(_why_no_image(path, name) is None for name in _walk(path)):
+    if not any(_why_no_image(path, name) is None for name in walk(path)):
         reasons = _common_reasons(list_files(path)[1])
         raise UserError(f"data.root={path}: no image in this folder ({', '.join(SUFFIXES)}): {reasons}")
     return path
@@ -204,7 +204,7 @@ def list_files(root: Path) -> tuple[list[str], list[SkippedImage]]:
     in neither.
     """
     images, left_out = [], []
-    reasons = {name: _why_no_image(root, name) for name in sorted(_walk(root), key=lambda name: Path(name).parts)}
+    reasons = {name: _why_no_image(root, name) for name in sorted(walk(root), key=lambda name: Path(name).parts)}
     others = {str(Path(name).with_suffix(end)) for name in reasons if reasons[name] is None for end in CAPTIONS}
     others.update(geotags.METADATA_NAMES)
     for name, reason in reasons.items():
@@ -215,7 +215,7 @@ def list_files(root: Path) -> tuple[list[str], list[SkippedImage]]:
     return images, left_out
 
 
-def _walk(root: Path) -> Iterator[str]:
+def walk(root: Path) -> Iterator[str]:
     """Yield everything below `root` but folders that were walked: files, links, and folders that cannot be read."""
 
     def relative(path: str) -> str:
@@ -232,15 +232,22 @@ def _walk(root: Path) -> Iterator[str]:
 def _why_no_image(root: Path, name: str) -> str | None:
     """Return why a name below `root` is left out unopened, or None. A broken link of an image's name is not."""
     path = root / name
-    if any(part.startswith(".") for part in Path(name).parts):
-        return "hidden file"
-    if path.is_dir():
-        return "link to a folder, which is not followed" if path.is_symlink() else "folder that cannot be read"
+    if reason := why_left_out(root, name):
+        return reason
     if path.suffix.lower() in SUFFIXES:
         return None
     if "metadata" in path.name.lower() or path.suffix.lower() in TABLES:
         return TABLE_REASON
     return OTHER_FILES.get(path.suffix.lower(), "not an image")
+
+
+def why_left_out(root: Path, name: str) -> str | None:
+    """Return why a name below `root` is left out, whatever its suffix, or None."""
+    if any(part.startswith(".") for part in Path(name).parts):
+        return "hidden file"
+    if (path := root / name).is_dir():
+        return "link to a folder, which is not followed" if path.is_symlink() else "folder that cannot be read"
+    return None
 
 
 def named_as_files(rows: dict[str, MetadataRow], files: Sequence[str]) -> dict[str, MetadataRow]:

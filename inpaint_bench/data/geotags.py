@@ -68,12 +68,14 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
     rows: dict[str, MetadataRow] = {}
     for number, record in enumerate(records, start=1):
         name = record.get("file_name")
-        if not isinstance(name, str) or not name:
+        if is_empty(name):
             columns = ", ".join(map(str, record)) or "nothing"
-            raise UserError(f"{path}: entry {number} has no file_name (it has {columns})")
+            raise UserError(f"{path}: entry {number} names no file in file_name (its columns: {columns})")
+        if not isinstance(name, str):
+            raise UserError(f"{path}: entry {number}: file_name={reprlib.repr(name)} must be a text")
         key = Path(name).as_posix()
         for column in ("text", "mask"):
-            if _is_empty(record.setdefault(column, "")):
+            if is_empty(record.setdefault(column, "")):
                 record[column] = ""
             elif not isinstance(record[column], str):
                 raise UserError(f"{path}: entry {number}: {column}={reprlib.repr(record[column])} must be one text")
@@ -87,7 +89,7 @@ def read_metadata(root: Path) -> dict[str, MetadataRow] | None:
         earlier = rows[key].entries if key in rows else ()
         if not earlier or row != replace(rows[key], entries=()):
             rows[key] = replace(row, entries=(*earlier, number))
-    filled = {name: "" for record in records for name, value in record.items() if not _is_empty(value)}
+    filled = {name: "" for record in records for name, value in record.items() if not is_empty(value)}
     if unused := [name for name in filled if name not in COLUMNS]:
         shown, used = ", ".join(map(repr, unused[:20])), ", ".join(COLUMNS)
         log.warning("%s", sanitize(f"{path}: columns that are not used: {shown}; used are {used}"))
@@ -123,7 +125,7 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
         records = _read_csv(decode_text(content))
     else:
         records = [_read_line(*line) for line in enumerate(io.StringIO(decode_text(content)), 1) if line[1].strip()]
-    return [record for record in records if not all(map(_is_empty, record.values()))]
+    return [record for record in records if not all(map(is_empty, record.values()))]
 
 
 def _read_line(number: int, line: str) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def find_position(row: MetadataRow, image: Image.Image) -> tuple[tuple[float, fl
 
     EXIF is not meant if the row has one of the two: then the other is missing.
     """
-    if _is_empty(row.latitude) and _is_empty(row.longitude):
+    if is_empty(row.latitude) and is_empty(row.longitude):
         return _position_from_exif(image), "EXIF"
     return _checked(_parse_number("latitude", row.latitude), _parse_number("longitude", row.longitude)), "metadata"
 
@@ -218,7 +220,7 @@ def _letter(value: Any) -> str:
 
 
 def _parse_number(name: str, value: Any) -> float:
-    if _is_empty(value):
+    if is_empty(value):
         raise PositionError(f"{name} is missing")
     try:
         # float(True) would be 1 degree, and float("5_5") 55.
@@ -245,6 +247,6 @@ def _checked(latitude: float, longitude: float) -> tuple[float, float]:
     return latitude, longitude
 
 
-def _is_empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     """Return whether a cell is empty: None, blank, or NaN (pandas's empty cell in a column of numbers)."""
     return value is None or (isinstance(value, str) and value.strip().lower() in ("", "nan")) or bool(value != value)

@@ -18,27 +18,32 @@ import pyarrow.parquet as pq
 from inpaint_bench.core.config.bench import DataConfig
 from inpaint_bench.core.console import sanitize
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import expand_path
+from inpaint_bench.core.files import check_plain, expand_path
 from inpaint_bench.core.records import SkippedImage
 
 from . import transform
-from .folder import FolderSource, Photo, Task, escape_invalid, examine, examine_all
-from .geotags import MetadataRow
+from .folder import FolderSource, Photo, Task, escape_invalid, examine, examine_all, walk, why_left_out
+from .geotags import MetadataRow, is_empty
 from .source import Pixels
 
 IMAGE, TEXTS, POSITION = "image", ("text", "caption"), ("latitude", "longitude")
 SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(-\w+)?")  # the end is a hash, of the Hub's own
-SPLITS = ("train", "validation", "valid", "val", "dev", "test", "testing", "eval")
+SPLITS = "train|validation|valid|val|dev|testing|test|eval"
+# The name of a file or folder: `partial-` and a number are of the Hub's own conversions.
+SPLIT = re.compile(rf"(?:partial-)?({SPLITS})(?:[-_.]?\d+)?", re.IGNORECASE)
 ROWS = 32  # read at once when all images are checked
 MAX_GROUP_BYTES = 2**31  # read at once for one image
 
 log = logging.getLogger(__name__)
 
 
-def open_shards(root: str | None) -> dict[Path, pq.FileMetaData]:
-    """Return the Parquet files of `data.root`, in order. Raises UserError for what is no dataset of images."""
+def open_shards(root: str | None) -> tuple[dict[Path, pq.FileMetaData], list[SkippedImage]]:
+    """Return the Parquet files of `data.root`, in order, and those that are left out, with the reason.
+
+    Raises UserError for what is no dataset of images.
+    """
     folder = expand_path(root or "")
-    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.parquet"))
+    paths, left_out = ([folder], []) if folder.is_file() else _list_files(folder)
     if not paths:
         problem = "no Parquet file in this folder (*.parquet)" if folder.is_dir() else "no such folder"
         raise UserError(f"data.root={folder}: {problem}")
@@ -56,15 +61,27 @@ def open_shards(root: str | None) -> dict[Path, pq.FileMetaData]:
             raise UserError(
                 f"{path.parent}: has {len(present)} of the {int(match['count'])} files that {path.name} names"
             )
-    return {path: _read_footer(path) for path in paths}
+    return {path: _read_footer(path) for path in paths}, left_out
+
+
+def _list_files(folder: Path) -> tuple[list[Path], list[SkippedImage]]:
+    """Return the Parquet files below a folder, and hidden ones and linked folders as left out."""
+    paths, left_out = [], []
+    for name in sorted(walk(folder), key=lambda name: Path(name).parts):
+        is_shard = Path(name).suffix.lower() == ".parquet"
+        if (reason := why_left_out(folder, name)) and (is_shard or (folder / name).is_dir()):
+            left_out.append(SkippedImage(file=escape_invalid(name), reason=reason))
+        elif is_shard:
+            paths.append(folder / name)
+    return paths, left_out
 
 
 def _split(folder: Path, path: Path) -> str | None:
     """Return the split of a file: by the name of a shard, else by that of the file or of a folder above it."""
     if match := SHARD.fullmatch(path.stem):
-        return match["split"]
+        return match["split"].lower()
     names = (path.stem, *reversed(path.relative_to(folder).parts[:-1]))
-    return next((name for name in names if name in SPLITS), None)
+    return next((match[1].lower() for name in names if (match := SPLIT.fullmatch(name))), None)
 
 
 @contextmanager
@@ -72,12 +89,15 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read as Parquet ({error})") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UserError(f"{path}: cannot be read as Parquet ({reason})") from None
 
 
 def _read_footer(path: Path) -> pq.FileMetaData:
-    with _naming(path), pq.ParquetFile(path) as file:
-        metadata, schema = file.metadata, file.schema_arrow
+    with _naming(path):
+        check_plain(path)  # Arrow would wait at a pipe, whatever the signal
+        with pq.ParquetFile(path) as file:
+            metadata, schema = file.metadata, file.schema_arrow
     if twice := [name for name in (IMAGE, *TEXTS, *POSITION) if schema.names.count(name) > 1]:
         raise UserError(f"{path}: has several columns {twice[0]}; keep one of them")
     kind = schema.field(IMAGE).type if IMAGE in schema.names else None
@@ -101,14 +121,14 @@ class ParquetSource(FolderSource):
 
     def __init__(self, config: DataConfig) -> None:
         """Check every image and keep the usable ones. Raises UserError if there is none."""
-        shards = open_shards(config.root)
+        shards, left_out = open_shards(config.root)
         root = expand_path(config.root or "")
         self._root = root.parent if root.is_file() else root
         self._places: dict[str, tuple[Path, int, int]] = {}  # by name: file, row group, row in it
         self._group: tuple[tuple[Path, int], Any] | None = None  # the last one that was read
         count = sum(metadata.num_rows for metadata in shards.values())
         results = examine_all(self._tasks(shards, config.resolution_px), count)
-        self._keep(config, self._root, results, [], count)
+        self._keep(config, self._root, results, left_out, count)
         self._places = {name: self._places[name] for name in self.names}
 
     def _tasks(self, shards: dict[Path, pq.FileMetaData], side: int) -> Iterator[list[Task]]:
@@ -148,7 +168,7 @@ def _examine(root: Path, name: str, record: dict[str, Any], side: int) -> Photo 
     if image.get("bytes") is None:
         path = f" (path {escape_invalid(str(image['path']))}, which is not read)" if image.get("path") else ""
         return SkippedImage(file=name, reason=f"no image: its bytes are null{path}")
-    text = next((record[column] for column in TEXTS if record.get(column)), "")
+    text = next((record[column] for column in TEXTS if not is_empty(record.get(column))), "")
     if not isinstance(text, str):
         return SkippedImage(file=name, reason=f"its caption must be one text, not {type(text).__name__}")
     row = MetadataRow(latitude=record.get("latitude"), longitude=record.get("longitude"), text=text)

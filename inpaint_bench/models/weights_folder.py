@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from inpaint_bench.core.config.bench import ModelConfig
 from inpaint_bench.core.errors import UserError
-from inpaint_bench.core.files import LFS_POINTER, expand_path, open_plain, read_json, read_plain, why_unreadable
+from inpaint_bench.core.files import check_plain, expand_path, open_plain, read_json, read_plain, why_unreadable
 
 PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 ADAPTERS = "pytorch_lora_weights.safetensors"  # diffusers' name of a file of LoRA weights
@@ -332,9 +332,10 @@ def _find_problem(folder: Path, stem: str) -> str | None:
 def read_header(path: Path) -> dict[str, tuple[str, list[int]]]:
     """Return type and shape of each tensor of a safetensors file. Raises ValueError for another or a damaged file."""
     try:
-        with os.fdopen(open_plain(path, follow_links=True), "rb") as file:
-            if file.read(40).startswith(LFS_POINTER):
-                raise ValueError(f"{path.name} is a Git LFS pointer: run `git lfs pull` there")
+        try:
+            check_plain(path)
+        except OSError as error:
+            raise ValueError(f"{path.name}: {error.strerror}") from None
         with safe_open(path, "np") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - not a dict
             return {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}

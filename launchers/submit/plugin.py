@@ -122,6 +122,9 @@ class SweepSweeper(Sweeper):
         check_unused(folder)
         # Our launcher checks every point itself, and writes the record under the sweep's lock.
         if not isinstance(self.launcher, SweepLauncher):
+            for override in overrides:
+                if override.key_or_group in ("dry_run", "repeats", "notify.mail"):
+                    raise UserError(f"{override.input_line}: only our launcher obeys it; leave hydra/launcher out")
             save_multirun(self.config, folder)
             self.validate_batch_is_legal(points)
         results = self.launcher.launch(points, initial_job_idx=0)

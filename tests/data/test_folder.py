@@ -140,7 +140,7 @@ class TestFolder:
     def test_metadata_without_file_names_is_refused(self, tmp_path: Path) -> None:
         photo(tmp_path / "a.jpg")
         (tmp_path / "metadata.csv").write_text("name,latitude\na.jpg,3\n")
-        with pytest.raises(UserError, match="entry 1 has no file_name"):
+        with pytest.raises(UserError, match="entry 1 names no file in file_name"):
             folder(tmp_path)
 
     def test_orientation_is_applied_before_cropping(self, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def test_what_is_no_dataset_of_images_is_refused_with_a_sentence(shards: Path, t
             (path := tmp_path / f"named{len(names[0])}" / name).parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist([row(len(name))]), path)
         assert source(tmp_path / f"named{len(names[0])}").texts == [f"house {len(names[0])}"]
+    names = (
+        ("default/partial-train/0000.parquet", "default/partial-test/0000.parquet"),
+        ("Train_0.parquet", "Test_0.parquet"),
+    )
+    for number, (train, test) in enumerate(names):
+        for name in (train, test):
+            (path := tmp_path / f"hub{number}" / name).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist([row(len(name))]), path)
+        assert source(tmp_path / f"hub{number}").texts == [f"house {len(train)}"], "as the Hub names them"
     first.rename(first.with_suffix(".away"))
     with pytest.raises(UserError, match=r"has 1 of the 2 files that train-00001-of-00002\.parquet names"):
         source(shards)
@@ -106,3 +116,37 @@ def test_what_is_no_dataset_of_images_is_refused_with_a_sentence(shards: Path, t
         source(tmp_path / "empty")
     with pytest.raises(UserError, match="no such folder"):
         source(tmp_path / "nowhere")
+
+
+def test_files_that_are_left_out_are_named_and_captions_follow_the_rules_of_a_metadata_file(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for path in (root / "a.parquet", root / "b.PARQUET", root / ".trash" / "old.parquet", elsewhere / "x.parquet"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        texts = ["nan", "  ", "a house"] if path.name == "a.parquet" else ["more"]
+        rows = [row(len(path.name) * 5 + number, text=text) for number, text in enumerate(texts)]
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    (root / "._a.parquet").write_bytes(b"what macOS writes beside a file")
+    (root / "README.md").write_text("no data")
+    (root / "linked").symlink_to(elsewhere)
+    opened = source(root)
+    assert opened.texts == ["", "", "a house", "more"]
+    reasons = {image.file: image.reason for image in opened.inventory.skipped}
+    hidden = dict.fromkeys(("._a.parquet", ".trash/old.parquet"), "hidden file")
+    assert reasons == {**hidden, "linked": "link to a folder, which is not followed"}
+    numbers = [row(number, text=number) for number in (0, 7)]
+    pq.write_table(pa.Table.from_pylist(numbers), root / "a.parquet")
+    assert [image.reason for image in source(root).inventory.skipped if "row" in image.file] == [
+        "its caption must be one text, not int"
+    ] * 2
+
+
+@pytest.mark.parametrize(("make", "reason"), [(os.mkfifo, "is not a plain file"), (None, "is a Git LFS pointer")])
+def test_what_is_no_file_of_data_is_refused_at_once(make: Any, reason: str, tmp_path: Path) -> None:
+    """Regression: Arrow waited at a pipe for ever, whatever the signal."""
+    path = tmp_path / "a.parquet"
+    if make:
+        make(path)
+    else:
+        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(UserError, match=rf"a\.parquet: cannot be read as Parquet \({reason}"):
+        source(tmp_path)

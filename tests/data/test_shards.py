@@ -47,7 +47,7 @@ class TestShardStream:
         )
         with caplog.at_level(logging.WARNING):
             assert stream.settings["num_workers"] == {"requested": 2, "effective": 1}
-        assert "1 shards" in caplog.text
+        assert "images are drawn from 1 shard: the loader uses 1" in caplog.text
         assert {index for batch in take(stream, 3) for index in batch["index"].tolist()} == {8, 9}
 
     def test_shards_without_a_selected_image_are_left_out(self, facades: Path) -> None:

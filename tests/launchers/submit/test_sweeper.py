@@ -53,6 +53,14 @@ def test_points_for_another_launcher_are_checked_before_the_first_runs(tmp_path,
     assert not (tmp_path / "0").exists()
 
 
+def test_what_only_our_launcher_obeys_is_refused_with_another_one(tmp_path, capsys):
+    """Regression: `dry_run=true` ran the points."""
+    for key in ("dry_run=true", "repeats=3"):
+        assert sweep(tmp_path, "hydra/launcher=basic", "gpu=a40", "profile=demo", key) == 2
+        assert f"{key}: only our launcher obeys it" in capsys.readouterr().err
+    assert not (tmp_path / "0").exists()
+
+
 def test_study_adds_its_own_sweep(tmp_path, capsys):
     study = ["study=ladder", "study.levers=[tf32,channels_last]", "gpu=a40"]
     assert sweep(tmp_path, *study, "dry_run=true") == 0
