@@ -20,7 +20,7 @@ import msgspec
 from .console import share
 from .files import names_in, try_twice
 from .records import ManifestHead, TableCounts, read_record, write_record
-from .schema import MANIFEST, NODE_NAME, SCHEDULER, SCHEMA_VERSION, TELEMETRY, PointState, Reason, Status
+from .schema import MANIFEST, NODE_NAME, SCHEDULER, SCHEMA_VERSION, TELEMETRY, WINDOWS, PointState, Reason, Status
 
 COMPLETED = "COMPLETED"
 # States of our own, beside Slurm's.
@@ -155,7 +155,9 @@ class RunArtifacts:
         try:
             manifest = read_record(path, ManifestHead, follow_links=False)
             if manifest is None:
-                return cls(run_dir_exists=try_twice(run_dir.is_dir))
+                exists = try_twice(run_dir.is_dir)
+                lost = f"{path}: does not exist, though {WINDOWS} does" if WINDOWS in names_in(run_dir) else None
+                return cls(run_dir_exists=exists, damage=lost)
             age_s = (now_unix or time.time()) - try_twice(path.stat).st_mtime
             nodes = [run_dir / name for name in names_in(run_dir) if NODE_NAME.fullmatch(name)]
             status: str | None = "complete"

@@ -150,6 +150,14 @@ def test_running_job_with_a_stale_manifest_says_so():
     assert "manifest last written 11 min ago" in result.message
 
 
+def test_a_run_whose_manifest_was_lost_has_started(tmp_path):
+    """Regression: a point that had trained was `never_started`."""
+    (tmp_path / "windows.json").write_text("[]")
+    result = resolve(PROCESS_EXITED, artifacts=RunArtifacts.read(tmp_path))
+    assert (result.state, result.reason) == (FAILED, Reason.LOST)
+    assert result.message.endswith("manifest.json: does not exist, though windows.json does")
+
+
 def test_damaged_manifest_without_an_answer_of_slurm_is_unknown(tmp_path):
     (tmp_path / MANIFEST).write_text('{"status": "comp')
     artifacts = RunArtifacts.read(tmp_path)
