@@ -37,6 +37,7 @@ _NOT_READ = {
     "prepare": "no run reads it; it is a key of `inpaint-bench prepare`",
     "identity": "is filled in by the launcher; leave it out",
     CHDIR: "relative paths are those of the folder where `launch` is called; leave it out",
+    **{f"hydra.{name}": f"is chosen by hydra/{name}=NAME" for name in ("launcher", "sweeper")},
     "hydra.sweep.subdir": "run directories are named by point and attempt; leave it out",
 }
 

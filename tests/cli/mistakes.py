@@ -284,6 +284,7 @@ COMMANDS = [
     ("launch -m gpu=h200 recipe=cpu", "recipe cpu runs on the CPU, which would be recorded as gpu=h200"),
     ("launch -m +batchs=8,16", "batchs: no such key at the top. Did you mean batch?"),
     ("launch -m hydra.sweep.dir=", "hydra.sweep.dir: is empty; name a folder"),
+    ("launch -m gpu=h200 hydra.launcher=basic", "hydra.launcher=basic: is chosen by hydra/launcher=NAME"),
     ("launch -m gpu=h200 hydra.sweep.subdir=x", "hydra.sweep.subdir=x: run directories are named by point and attempt"),
     (
         "launch -m gpu=h200 recipe=attn_flash4",
