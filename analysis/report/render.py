@@ -55,7 +55,7 @@ def to_terminal(table: Table, console: "Console") -> None:
         # Broken here, a heading never makes rich narrow the other columns.
         longest = max([width, *(len(line) for row in rows for line in row[index].split("\n"))])
         heading = textwrap.wrap(sanitize(name), min(longest, NAME_CHARS), break_long_words=False)
-        sizes.append(max(longest, *map(len, heading)))
+        sizes.append(max([longest, *map(len, heading)]))
         grid.add_column(
             Text("\n".join(heading)),
             justify="left" if is_text else "right",

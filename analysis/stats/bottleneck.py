@@ -82,8 +82,8 @@ class Advice(NamedTuple):
     text: str
     command: str = ""
     fields: tuple[str, ...] = ()  # fields of a recipe that the command sets; `batch` for batch=auto
-    # A run with a lever whose name begins so is not advised: unet_nhwc has kernels of its own and keeps activations,
-    # bf16_ has an optimizer of its own, and divided weights are neither compiled nor captured.
+    # A run with a lever whose name begins so is not advised, mostly since the launcher refuses both together: unet_nhwc
+    # has kernels of its own and keeps activations, bf16_ has an optimizer of its own.
     excluded_by: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()  # a run without these levers is not advised
 
@@ -236,7 +236,8 @@ def format_advice(advice: Iterable[Advice], row: Row) -> str:
             command = command.replace(match[0], f"[{','.join([*choices, *missing])}]" + "".join(settings))
         if (row["gpus"] or 1) > 1:  # it searches on one
             command = command.replace("batch=auto", "").strip()
-            command += f" {GRAPH_WARMUP}" if "cuda_graph" in command else ""
+            is_captured = "cuda_graph" in present or "cuda_graph" in command
+            command += f" {GRAPH_WARMUP}" if "recipe=[" in command and is_captured else ""
         for placeholder in ("SITE", "GPU", "NODE"):
             command = re.sub(rf"\b{placeholder}\b", str(row[placeholder.lower()] or placeholder), command)
         sentences.append(": ".join(filter(None, (item.text, command))))

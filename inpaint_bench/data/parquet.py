@@ -5,6 +5,7 @@ A row is read with its row group, of which `datasets` writes one for 100 images;
 
 import io
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +29,10 @@ from .source import Pixels
 
 IMAGE, TEXTS, POSITION = "image", ("text", "caption"), ("latitude", "longitude")
 SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(-\w+)?")  # the end is a hash, of the Hub's own
-SPLITS = "train|validation|valid|val|dev|testing|test|eval"
+SPLITS = "train|training|validation|valid|val|dev|testing|test|evaluation|eval"
 # The name of a file or folder: `partial-` and a number are of the Hub's own conversions.
 SPLIT = re.compile(rf"(?:partial-)?({SPLITS})(?:[-_.]?\d+)?", re.IGNORECASE)
+TRAIN = "train"
 ROWS = 32  # read at once when all images are checked
 MAX_GROUP_BYTES = 2**31  # read at once for one image
 
@@ -43,16 +45,17 @@ def open_shards(root: str | None) -> tuple[dict[Path, pq.FileMetaData], list[Ski
     Raises UserError for what is no dataset of images.
     """
     folder = expand_path(root or "")
-    paths, left_out = ([folder], []) if folder.is_file() else _list_files(folder)
+    if not os.path.lexists(folder):
+        raise UserError(f"data.root={folder}: no such folder")
+    paths, left_out = _list_files(folder) if folder.is_dir() else ([folder], [])
     if not paths:
-        problem = "no Parquet file in this folder (*.parquet)" if folder.is_dir() else "no such folder"
-        raise UserError(f"data.root={folder}: {problem}")
-    if len(splits := sorted({split for path in paths if (split := _split(folder, path))})) > 1:
-        if "train" not in splits:
-            raise UserError(
-                f"data.root={folder}: has the splits {', '.join(splits)}, and no train; name a folder with one"
-            )
-        paths = [path for path in paths if _split(folder, path) == "train"]
+        others = "".join(f"; left out: {image.file} ({image.reason})" for image in left_out[:1])
+        raise UserError(f"data.root={folder}: no Parquet file in this folder (*.parquet){others}")
+    splits = sorted({_split(folder, path) or "none" for path in paths})
+    if len(splits) > 1 and splits != ["none", TRAIN]:
+        if TRAIN not in splits:
+            raise UserError(f"data.root={folder}: has files of the splits {', '.join(splits)}; name a folder with one")
+        paths = [path for path in paths if _split(folder, path) == TRAIN]
         log.warning("read is the split train, of %s", sanitize(", ".join(splits)))
     shards = {path: match for path in paths if (match := SHARD.fullmatch(path.stem))}
     for path, match in shards.items():
@@ -77,11 +80,11 @@ def _list_files(folder: Path) -> tuple[list[Path], list[SkippedImage]]:
 
 
 def _split(folder: Path, path: Path) -> str | None:
-    """Return the split of a file: by the name of a shard, else by that of the file or of a folder above it."""
-    if match := SHARD.fullmatch(path.stem):
-        return match["split"].lower()
-    names = (path.stem, *reversed(path.relative_to(folder).parts[:-1]))
-    return next((match[1].lower() for name in names if (match := SPLIT.fullmatch(name))), None)
+    """Return the split of a file, by its name or a folder above it; else what the name of a shard begins with."""
+    shard = SHARD.fullmatch(path.stem)
+    names = (shard["split"] if shard else path.stem, *reversed(path.relative_to(folder).parts[:-1]))
+    known = next((match[1].lower() for name in names if (match := SPLIT.fullmatch(name))), shard and shard["split"])
+    return TRAIN if known == "training" else known
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.files import expand_path
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-GIVEN = os.environ.get(INDUCTOR)  # by the user; PyTorch sets it later, when its compiler is imported
+GIVEN = os.environ.get(INDUCTOR)  # by who started this process: PyTorch's compiler sets it later
 VARIABLES = {
     "TRITON_CACHE_DIR": "{}/triton",
     INDUCTOR: "{}/inductor",

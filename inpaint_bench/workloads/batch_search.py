@@ -54,18 +54,21 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
     eager = replace(bench, recipe=replace(bench.recipe, compile="none", cuda_graph=False))
     parts = bench.recipe.accumulate
 
+    found: dict[int, str] = {}
+
     def fits(micro_batch: int) -> bool:
         candidate = replace(eager, batch=micro_batch * parts)
         retries, _ = attempt(partial(_train_three_steps, candidate, device, source), device)
         # The next candidate needs this memory, also what reference cycles still hold.
         free_memory(device)
-        result = "is out of memory" if retries is None else f"reserves memory again {pluralize(retries, 'time')} a step"
-        log.info("batch=auto: %d %s", candidate.batch, result if retries != 0 else "fits")
+        again = f"reserves memory again, {pluralize(retries or 0, 'time')} a step"
+        found[micro_batch] = "is out of memory" if retries is None else again if retries else "fits"
+        log.info("batch=auto: %d %s", candidate.batch, found[micro_batch])
         return retries == 0
 
     batch = largest_batch(fits) * parts
     if not batch:
-        raise UserError(f"batch=auto: {torch.cuda.get_device_name(device)} has no room for {pluralize(parts, 'image')}")
+        raise UserError(f"batch=auto: the smallest, {parts}, {found[1]} on {torch.cuda.get_device_name(device)}")
     log.info("batch=auto: %d", batch)
     return batch
 

@@ -94,6 +94,18 @@ def test_what_is_no_dataset_of_images_is_refused_with_a_sentence(shards: Path, t
             (path := tmp_path / f"hub{number}" / name).parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist([row(len(name))]), path)
         assert source(tmp_path / f"hub{number}").texts == [f"house {len(train)}"], "as the Hub names them"
+    for number, (train, test) in enumerate(
+        (("training/0.parquet", "evaluation/0.parquet"), ("train/data", "test/data"))
+    ):
+        for name in (train, test):
+            path = tmp_path / f"folders{number}" / (name if "." in name else f"{name}-00000-of-00001.parquet")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist([row(len(name))]), path)
+        assert source(tmp_path / f"folders{number}").texts == [f"house {len(train)}"]
+    pq.write_table(pa.Table.from_pylist([row(1)]), (tmp_path / "folders0" / "more.parquet"))
+    (tmp_path / "folders0" / "training" / "0.parquet").unlink()
+    with pytest.raises(UserError, match="has files of the splits evaluation, none; name a folder with one"):
+        source(tmp_path / "folders0")
     first.rename(first.with_suffix(".away"))
     with pytest.raises(UserError, match=r"has 1 of the 2 files that train-00001-of-00002\.parquet names"):
         source(shards)

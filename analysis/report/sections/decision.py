@@ -248,7 +248,7 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
     work = _work(runs)
     if cell["workload"] != published.WORKLOAD and not any(given.startswith("workload=") for given in work):
         overrides.append(f"workload={cell['workload']}")
-    if any(lever["name"] == "cuda_graph" for lever in json.loads(runs[0]["levers"] or "[]")) and cell["gpus"] > 1:
+    if any(lever["name"] == "cuda_graph" for lever in json.loads(runs[0]["levers"] or "[]")) and devices["gpus"] > 1:
         work.append(GRAPH_WARMUP)
     # Quoted: they are to be pasted into a shell, and a manifest may come from elsewhere.
     pasted = shlex.join([*overrides, *work, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])

@@ -302,6 +302,10 @@ def test_what_several_gpus_cannot_do_is_not_advised() -> None:
     assert ddp.startswith(
         "a larger batch; fewer kernel launches: recipe=[baseline,compile,cuda_graph] workload.warmup_"
     )
+    captured = rows[0] | {"recipe": "tuned_hopper", "levers": json.dumps([{"name": "cuda_graph"}])}
+    (memmap,) = (item for item in bottleneck.ADVICE["data_starved"] if "memmap" in item.command)
+    text = bottleneck.format_advice([memmap], frame(captured).row(0, named=True))
+    assert text.endswith("recipe=[tuned_hopper,memmap] workload.warmup_steps=13")
     assert divided == "a larger batch; a fused optimizer: recipe=[baseline,adamw_fused]"
 
 

@@ -55,7 +55,7 @@ def test_points_for_another_launcher_are_checked_before_the_first_runs(tmp_path,
 
 def test_what_only_our_launcher_obeys_is_refused_with_another_one(tmp_path, capsys):
     """Regression: `dry_run=true` ran the points."""
-    for key in ("dry_run=true", "repeats=3"):
+    for key in ("dry_run=true", "repeats=3", "budget=0", "notify={mail:a@b.c}"):
         assert sweep(tmp_path, "hydra/launcher=basic", "gpu=a40", "profile=demo", key) == 2
         assert f"{key}: only our launcher obeys it" in capsys.readouterr().err
     assert not (tmp_path / "0").exists()
