@@ -19,6 +19,7 @@ from .signals import defer_signals
 S = TypeVar("S")
 T = TypeVar("T")
 LFS_POINTER = b"version https://git-lfs"
+IS_POINTER = "is a Git LFS pointer: run `git lfs pull` there"
 READERS = 16  # files read at once: on a network file system each read waits for the server
 MAX_RECORD_BYTES = 2**28  # largest file that is read as a whole; a ledger of 100,000 attempts has 2**26
 
@@ -56,7 +57,7 @@ def read_plain(path: Path, *, follow_links: bool = False, max_bytes: int | None 
                 raise OSError(errno.EFBIG, f"larger than {max_bytes:,} bytes, so it is not read", str(path))
             content = source.read()
         if content.startswith(LFS_POINTER):
-            raise OSError(errno.ENXIO, "is a Git LFS pointer: run `git lfs pull` there", str(path))
+            raise OSError(errno.ENXIO, IS_POINTER, str(path))
         return content
 
     try:
@@ -70,7 +71,7 @@ def check_plain(path: Path) -> None:
     """Raise OSError unless a path is that of a plain file, or a link to one, and for a Git LFS pointer."""
     with os.fdopen(open_plain(path, follow_links=True), "rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise OSError(errno.ENXIO, "is a Git LFS pointer: run `git lfs pull` there", str(path))
+            raise OSError(errno.ENXIO, IS_POINTER, str(path))
 
 
 def try_twice(read: Callable[[], T]) -> T:
