@@ -224,6 +224,15 @@ def test_every_family_of_models_has_an_answer_and_a_table_of_its_own() -> None:
     assert second.title == "FLUX.1 inpainting fine-tune: what to take"
 
 
+@pytest.mark.parametrize(("gpus", "nodes", "needed"), [(1, 1, False), (2, 1, True), (2, 2, True)])
+def test_the_command_of_several_gpus_has_the_warm_up_that_a_captured_step_needs(
+    gpus: int, nodes: int, needed: bool
+) -> None:
+    captured = {"gpus": gpus, "nodes": nodes, "levers": json.dumps([{"name": "cuda_graph"}])}
+    (section,) = decision.sections(TableBuilder(runs=frame(*runs_of(8, 10.0, **captured))), [])
+    assert ("workload.warmup_steps=13" in section.tables[0].rows[0][-1]) is needed
+
+
 def test_single_runs_within_two_percent_tie_and_the_smallest_batch_is_chosen() -> None:
     decision = decide(*runs_of(8, 10.0), *runs_of(16, 19.7), *runs_of(32, 20.0))
     assert decision.fastest is not None
@@ -296,7 +305,7 @@ def test_two_runs_that_do_not_overlap_are_no_tie_and_a_third_is_proposed() -> No
 
 
 def test_only_runs_of_the_two_best_batches_are_too_few() -> None:
-    """Regression: further seeds of both were proposed for ever, since a third batch had run once."""
+    """Regression: further seeds of both were proposed without end, since a third batch had run once."""
     oom = {"batch": 32, "reason": "oom_gpu", "run_id": "r-oom", "valid": False, "status": "failed"}
     runs = [*runs_of(4, 5.0), *runs_of(8, 10.0, 10.1, 10.2), *runs_of(16, 12.0, 12.1, 12.2), oom]
     decision = decide(*runs)
