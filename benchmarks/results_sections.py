@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from analysis.dataset import open_dataset
+from analysis.report.sections.counters import weighted_mean
 from analysis.report.sections.curves import MARGIN_PCT
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE, KernelClass
@@ -70,9 +71,8 @@ def counters() -> Iterator[str]:
     yield f"## What the hardware does in a step\n\n{wrap(text)}\n"
     percent = {"tensor_pct": "tensor cores active", "sm_pct": "SM", "dram_pct": "DRAM", "l2_hit_pct": "L2 hits"}
     yield from header(["kernels", "launches", "cycles [%]", *(f"{name} [%]" for name in percent.values())])
-    cycles = pl.col("sm_cycles")
-    means = [(pl.col(name) * cycles).sum() / cycles.sum() for name in percent]
-    sizes = pl.len().alias("n"), (100 * cycles.sum() / rows["sm_cycles"].sum()).alias("cycles")
+    means = [weighted_mean(name, "sm_cycles") for name in percent]
+    sizes = pl.len().alias("n"), (100 * pl.col("sm_cycles").sum() / rows["sm_cycles"].sum()).alias("cycles")
     table = rows.group_by("kind").agg(*sizes, *means).sort("cycles", descending=True)
     for kind, n, *values in table.iter_rows():
         yield row([kind, n, *(f"{value:.0f}" for value in values)])

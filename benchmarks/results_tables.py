@@ -24,6 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 DASH = "\u2013"
 LEVERS = pl.col("levers").fill_null("[]").str.json_decode(pl.List(pl.Struct({"name": pl.String})))
 LEVERS = LEVERS.list.eval(pl.element().struct.field("name"))  # their names
+OF_RUN = ["run_id", "valid", "reason", "gpu", "gpu_uuid", "steady", "gpus", "recipe", "levers"]  # what a case has of it
 WINDOWS = {"warmup_s": "of warm-up", "window_s": "measured"}
 
 
@@ -216,8 +217,7 @@ def denoised(table: str, rate: str, predicted: str, names: Mapping[str, str]) ->
             peak_gib=pl.col("allocated_peak_mib").max() / 1024,
             tensors_mib=(pl.col("allocated_peak_mib") - pl.col("weights_mib")).max(),
         )
-        own = ["run_id", "valid", "reason", "gpu", "gpu_uuid", "steady", "gpus", "recipe", "levers"]
-        means = means.join(peaks, ["model", *keys], how="left").join(dataset.runs[own], "run_id")
+        means = means.join(peaks, ["model", *keys], how="left").join(dataset.runs[OF_RUN], "run_id")
         excess = pl.col("tensors_mib") - pl.col("predicted_mib")
         order = pl.col("model").replace_strict({name: place for place, name in enumerate(DENOISERS)})
         means = means.with_columns(excess_pct=100 * excess / pl.col("predicted_mib"), excess_gib=excess / 1024)
@@ -233,5 +233,5 @@ def tiled(dataset: Dataset) -> pl.DataFrame:
     means = rows.group_by("run_id", "model", "tiling", "width_px").agg(
         pl.col("time_ms").mean(), peak_gib=pl.col("allocated_peak_mib").max() / 1024
     )
-    own = ["run_id", "valid", "reason", "gpu", "gpu_uuid", "steady", "gpus", "recipe", "levers", "batch"]
-    return means.join(dataset.runs[own], "run_id").sort("width_px", "tiling", "run_id", descending=[False, True, False])
+    means = means.join(dataset.runs[[*OF_RUN, "batch"]], "run_id")
+    return means.sort("width_px", "tiling", "run_id", descending=[False, True, False])

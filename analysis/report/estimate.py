@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from analysis.report import names
 from analysis.stats.intervals import MIN_DF, mean_interval, observations
 from analysis.units import number
 
@@ -68,3 +69,9 @@ def mean_of_runs(runs: Iterable[Mapping[str, Any]], column: str) -> Estimate | N
     low, high = mean_interval(known, min_df=MIN_DF) or (None, None)
     mean = sum(values) / len(values)
     return Estimate(mean, low, high, least=min(values), most=max(values), form=number, narrow=False)
+
+
+def few_runs(runs: Sequence[Mapping[str, Any]], column: str) -> str:
+    """Return ` (3 runs, no interval)` to stand beside the mean of these runs, nothing if it has an interval."""
+    mean = mean_of_runs(runs, column)
+    return f" ({names.count_runs(len(runs))})" if mean is None or mean.low is None else ""

@@ -44,7 +44,7 @@ def to_terminal(table: Table, console: "Console") -> None:
     title = Text(sanitize(table.title), style="bold") if table.title else None
     grid = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     rows = [list(map(_folded, row)) for row in table.rows]
-    sizes = []  # of columns, characters
+    least, wanted = [], []  # the width of each column, in characters
     for index, name in enumerate(table.columns):
         is_text = index in table.text_columns
         is_whole = index == table.run_column or any("\n" in row[index] for row in rows)
@@ -55,7 +55,8 @@ def to_terminal(table: Table, console: "Console") -> None:
         # Broken here, a heading never makes rich narrow the other columns.
         longest = max([width, *(len(line) for row in rows for line in row[index].split("\n"))])
         heading = textwrap.wrap(sanitize(name), min(longest, NAME_CHARS), break_long_words=False)
-        sizes.append(max([longest, *map(len, heading)]))
+        least.append(width)
+        wanted.append(max([longest, *map(len, heading)]))
         grid.add_column(
             Text("\n".join(heading)),
             justify="left" if is_text else "right",
@@ -65,17 +66,16 @@ def to_terminal(table: Table, console: "Console") -> None:
         )
     for number, row in enumerate(rows):
         grid.add_row(*(Text(sanitize(cell, "\n")) for cell in row), style="dim" if number in table.muted_rows else None)
-    room = console.width - sum((column.min_width or 0) + _GAP for column in grid.columns)
+    room = console.width - sum(least) - _GAP * len(least)
     if room < 0 and len(table.columns) > FEWEST:
         to_terminal(_narrower(table), console)
         return
     # Rich would make some columns narrower than their least width, so that others are wider.
-    wanted = {index: size - (grid.columns[index].min_width or 0) for index, size in enumerate(sizes)}
-    if 0 <= room < sum(wanted.values()):
-        for place, index in enumerate(sorted(wanted, key=lambda index: wanted[index])):
-            more = min(wanted[index], room // (len(wanted) - place))
-            grid.columns[index].width = (grid.columns[index].min_width or 0) + more
-            room -= more
+    if 0 <= room < sum(wanted) - sum(least):
+        columns = sorted(zip(least, wanted, grid.columns, strict=True), key=lambda each: each[1] - each[0])
+        for place, (narrow, wide, column) in enumerate(columns):
+            column.width = min(wide, narrow + room // (len(columns) - place))
+            room -= column.width - narrow
     console.print(grid)
     if table.note:
         console.print(Text(sanitize(table.note) + "\n", style="dim"))

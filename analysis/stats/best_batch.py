@@ -16,7 +16,7 @@ from .cells import CELL_KEYS, COMPUTATION_KEYS, Cell, compare, is_distinguishabl
 from .intervals import MIN_DF, TIE_THRESHOLD
 
 MIN_RUNS = MIN_DF + 1  # runs of one card, for an interval
-RATE = "images_per_s"
+_RATE = "images_per_s"
 EXTRA_SEEDS = MIN_RUNS - 1  # beside the first run
 
 
@@ -29,7 +29,7 @@ class Choice:
     ties: list[int]
     open_ties: list[int]  # those of the ties that may still differ by more than `TIE_THRESHOLD`
     ranking: list[int]  # all batches by their means, the best first
-    n: int  # runs of that of the two best with fewer
+    n: int  # runs of the two best batches, of the one that has fewer
 
     @property
     def batch(self) -> int:
@@ -58,7 +58,7 @@ def decide_batches(cells: pl.DataFrame, runs: pl.DataFrame) -> list[BatchDecisio
     """Return a decision per series, in the order of the cells. Failed `runs` show where memory ended."""
     decisions = []
     for (series,), group in cells.drop_nulls("batch").group_by("series", maintain_order=True):
-        fastest = choose_batch(group, RATE, lower_is_better=False)
+        fastest = choose_batch(group, _RATE, lower_is_better=False)
         cheapest = choose_batch(group, "joules_per_image", lower_is_better=True)
         largest, oom = memory_limit(group.row(0, named=True), runs)
         next_run, reason = _next_run(group, runs, [choice for choice in (fastest, cheapest) if choice], largest, oom)
@@ -135,7 +135,7 @@ def _next_run(
     tied = {batch for choice in choices if choice.open_ties for batch in (choice.batch, *choice.open_ties)}
     # Then the decision itself: a tie that may hide more than 2 % is broken by further seeds.
     if tied:
-        rates = any(choice.open_ties for choice in choices if choice.metric == RATE)
+        rates = any(choice.open_ties for choice in choices if choice.metric == _RATE)
         return _more_seeds(group, tied), "to break the tie" if rates else "to break the tie in energy"
     # Then the range if the memory in use does not say that the next batch is too large.
     if larger is not None and oom is None and (needed is None or needed <= 100):

@@ -53,7 +53,7 @@ class Gain:
     def tie(self) -> bool:
         """Return whether the runs show no difference: the interval holds 0, or else the limit is not exceeded."""
         if self.low is None or self.high is None:
-            # Of the logarithms: twice and half are equally far from 1, whichever side is called the new one.
+            # In logarithms twice and half are equally far from 1, whichever side is called the new one.
             return abs(math.log1p(self.value)) <= math.log1p(self.limit)
         return self.low <= 0 <= self.high
 

@@ -156,8 +156,8 @@ class RunArtifacts:
             manifest = read_record(path, ManifestHead, follow_links=False)
             if manifest is None:
                 exists = try_twice(run_dir.is_dir)
-                lost = f"{path}: does not exist, though {WINDOWS} does" if WINDOWS in names_in(run_dir) else None
-                return cls(run_dir_exists=exists, damage=lost)
+                lost = exists and WINDOWS in names_in(run_dir) and f"{path}: does not exist, though {WINDOWS} does"
+                return cls(run_dir_exists=exists, damage=lost or None)
             age_s = (now_unix or time.time()) - try_twice(path.stat).st_mtime
             nodes = [run_dir / name for name in names_in(run_dir) if NODE_NAME.fullmatch(name)]
             status: str | None = "complete"

@@ -29,9 +29,10 @@ from .source import Pixels
 
 IMAGE, TEXTS, POSITION = "image", ("text", "caption"), ("latitude", "longitude")
 SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(-\w+)?")  # the end is a hash, of the Hub's own
-SPLITS = "train|training|validation|valid|val|dev|testing|test|evaluation|eval"
 # The name of a file or folder: `partial-` and a number are of the Hub's own conversions.
-SPLIT = re.compile(rf"(?:partial-)?({SPLITS})(?:[-_.]?\d+)?", re.IGNORECASE)
+SPLIT = re.compile(
+    r"(?:partial-)?(train|training|validation|valid|val|dev|testing|test|evaluation|eval)(?:[-_.]?\d+)?", re.IGNORECASE
+)
 TRAIN = "train"
 ROWS = 32  # read at once when all images are checked
 MAX_GROUP_BYTES = 2**31  # read at once for one image
@@ -98,7 +99,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _read_footer(path: Path) -> pq.FileMetaData:
     with _naming(path):
-        check_plain(path)  # Arrow would wait at a pipe, whatever the signal
+        check_plain(path)  # Arrow would wait at a pipe, and heed no signal
         with pq.ParquetFile(path) as file:
             metadata, schema = file.metadata, file.schema_arrow
     if twice := [name for name in (IMAGE, *TEXTS, *POSITION) if schema.names.count(name) > 1]:

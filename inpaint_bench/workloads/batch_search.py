@@ -54,23 +54,28 @@ def search(bench: BenchConfig, device: torch.device, source: Source) -> int:
     eager = replace(bench, recipe=replace(bench.recipe, compile="none", cuda_graph=False))
     parts = bench.recipe.accumulate
 
-    found: dict[int, str] = {}
+    results: dict[int, str] = {}
 
     def fits(micro_batch: int) -> bool:
         candidate = replace(eager, batch=micro_batch * parts)
         retries, _ = attempt(partial(_train_three_steps, candidate, device, source), device)
         # The next candidate needs this memory, also what reference cycles still hold.
         free_memory(device)
-        again = f"reserves memory again, {pluralize(retries or 0, 'time')} a step"
-        found[micro_batch] = "is out of memory" if retries is None else again if retries else "fits"
-        log.info("batch=auto: %d %s", candidate.batch, found[micro_batch])
+        results[micro_batch] = _describe(retries)
+        log.info("batch=auto: %d %s", candidate.batch, results[micro_batch])
         return retries == 0
 
     batch = largest_batch(fits) * parts
     if not batch:
-        raise UserError(f"batch=auto: the smallest, {parts}, {found[1]} on {torch.cuda.get_device_name(device)}")
+        raise UserError(f"batch=auto: the smallest, {parts}, {results[1]} on {torch.cuda.get_device_name(device)}")
     log.info("batch=auto: %d", batch)
     return batch
+
+
+def _describe(retries: int | None) -> str:
+    if retries is None:
+        return "is out of memory"
+    return f"reserves memory again, {pluralize(retries, 'time')} a step" if retries else "fits"
 
 
 def _train_three_steps(bench: BenchConfig, device: torch.device, source: Source) -> int:

@@ -49,7 +49,8 @@ from launchers.sweep.sweep_record import (
 log = logging.getLogger(__name__)
 
 MAX_COUNTED = 10**6  # values of one key; more are not counted
-_OURS = ("dry_run", "repeats", "notify", "budget", "points_per_job", "order_seed")  # keys that other launchers ignore
+# Keys that other launchers of Hydra ignore.
+_LAUNCHER_KEYS = ("dry_run", "repeats", "notify", "budget", "points_per_job", "order_seed")
 _OF_THE_SWEEP = (*SWEEP_KEYS, "hydra", "study")
 
 
@@ -124,7 +125,7 @@ class SweepSweeper(Sweeper):
         # Our launcher checks every point itself, and writes the record under the sweep's lock.
         if not isinstance(self.launcher, SweepLauncher):
             for override in overrides:
-                if override.key_or_group.partition(".")[0] in _OURS and override.value() is not False:
+                if override.key_or_group.partition(".")[0] in _LAUNCHER_KEYS and override.value() is not False:
                     raise UserError(f"{override.input_line}: only our launcher obeys it; leave hydra/launcher out")
             save_multirun(self.config, folder)
             self.validate_batch_is_legal(points)

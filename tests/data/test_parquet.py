@@ -154,7 +154,7 @@ def test_files_that_are_left_out_are_named_and_captions_follow_the_rules_of_a_me
 
 @pytest.mark.parametrize(("make", "reason"), [(os.mkfifo, "is not a plain file"), (None, "is a Git LFS pointer")])
 def test_what_is_no_file_of_data_is_refused_at_once(make: Any, reason: str, tmp_path: Path) -> None:
-    """Regression: Arrow waited at a pipe for ever, whatever the signal."""
+    """Regression: Arrow waited at a pipe, and no signal but SIGKILL ended it."""
     path = tmp_path / "a.parquet"
     if make:
         make(path)

@@ -109,8 +109,8 @@ def check_counters(facts: Facts) -> Iterator[str]:
         yield f"{KERNEL_COUNTERS} repeats {pluralize(repeated, 'launch')}"
     if foreign := sorted(set(rows["kernel"].unique()) - set(facts.tables[KERNEL_TIMES]["kernel"].unique())):
         yield f"{KERNEL_COUNTERS} has kernels that {KERNEL_TIMES} does not have, e.g. {foreign[0]}"
-    most = {name: HITS_MOST_PCT if name.endswith("_hit_pct") else 100 * TOLERANCE for name in SHARES}
-    outside = [name for name in SHARES if _any(rows, ~pl.col(name).is_between(0, most[name]))]
+    limits = {name: HITS_MOST_PCT if name.endswith("_hit_pct") else 100 * TOLERANCE for name in SHARES}
+    outside = [name for name in SHARES if _any(rows, ~pl.col(name).is_between(0, limits[name]))]
     outside += [name for name in METRICS if name not in SHARES and _any(rows, pl.col(name) < 0)]
     outside += [name for name in METRICS if _any(rows, ~pl.col(name).is_finite())]
     outside += ["warps_issued"] if _any(rows, pl.col("warps_issued") > TOLERANCE) else []
@@ -123,8 +123,8 @@ def check_counters(facts: Facts) -> Iterator[str]:
         yield f"{KERNEL_COUNTERS}: more warps were issued than were eligible"
     # A scheduler issues one instruction per cycle at most. `warps_issued` is a mean of those of an SM's four that have
     # a warp (two, if blocks have 64 threads), and replays of a short kernel differ by up to a quarter.
-    least, greatest = 0.75 * pl.col("warps_issued") - 0.05, 1.25 * 4 * pl.col("warps_issued") + 0.05
-    if _any(rows, ~pl.col("ipc").is_between(least, greatest)):
+    least, most = 0.75 * pl.col("warps_issued") - 0.05, 1.25 * 4 * pl.col("warps_issued") + 0.05
+    if _any(rows, ~pl.col("ipc").is_between(least, most)):
         yield f"{KERNEL_COUNTERS}: ipc is not that of one to four schedulers with warps_issued"
 
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from analysis import published
 from analysis.report import names
-from analysis.report.estimate import mean_of_runs
+from analysis.report.estimate import few_runs, mean_of_runs
 from analysis.report.figures import base
 from analysis.report.figures.base import Figure
 from analysis.report.tables import COUNTS, DASH, Section, Table, TableBuilder, cell, counts
@@ -67,8 +67,7 @@ def section(
     fastest = {(rows[i]["model"], rows[i]["batch"]): rows[i] for i in reversed(order)}
     texts, gpus = [], {row["gpu"] for row in fastest.values()}
     for row in reversed(fastest.values()):
-        mean = mean_of_runs(row["each"], rate)
-        few = f" ({names.count_runs(row['n'])})" if mean is None or mean.low is None else ""
+        few = few_runs(row["each"], rate)
         energy = f" and {number(row[joules])} J/{unit}" if row[joules] else ""
         where = f" on {names.gpu(row['gpu'])}" if len(gpus) > 1 else ""
         text = f"{row['model']}: {number(row[rate])} {unit}s/s{energy} with {row['recipe']}{where}{few}"

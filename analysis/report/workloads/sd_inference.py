@@ -8,7 +8,7 @@ import polars as pl
 from analysis import recipe_labels
 from analysis.columns import METRICS
 from analysis.report import names
-from analysis.report.estimate import mean_of_runs
+from analysis.report.estimate import few_runs, mean_of_runs
 from analysis.report.figures import base, svg
 from analysis.report.figures.base import Figure, Row
 from analysis.report.sections import nemo
@@ -82,8 +82,7 @@ def _answer(cells: list[pl.DataFrame]) -> str:
     for chosen in (*at_smallest, *models.values()):
         cell = min(chosen, key=_seconds)
         row, seconds, same = cell.row(0, named=True), _seconds(cell), cell.select("batch", *_PLACE, *_WORK).row(0)
-        mean = mean_of_runs(cell.to_dicts(), "p50_ms")
-        few = f" ({names.count_runs(cell.height)})" if mean is None or mean.low is None else ""
+        few = few_runs(cell.to_dicts(), "p50_ms")
         of = f" of {work(cell)}" if len(models) > 1 else ""
         text = f"{number(seconds)} s per image{of} at batch {row['batch']}"
         setting = f" with {row[recipe_labels.COLUMN]} on {names.gpu(row['gpu'])}{few}"
