@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from .results_sections import counters, datasets, losses, profiles, sidecar
-from .results_tables import Figure, Measured, denoised, images, ladder, scaling, tiled
+from .results_tables import Figure, Measured, denoised, images, ladder, scaling, tiled, volumes_as_sets
 
 RATE, JOULES = Figure("images/s", "images_per_s"), Figure("J/image", "joules_per_image")
 SMALL_RATE = Figure("images/s", "images_per_s", 2)
@@ -35,7 +35,7 @@ MADE_IMAGES = (
 CLOCK = Figure("SM clock [MHz]", "sm_clock_mhz_mean", 0)
 TWO_GPUS, TWO_GPUS_2 = "2026-11-29-h200-two-gpus", "2026-11-29-h200-two-gpus-2"
 BREADTH, TWO_GPUS_3 = "2026-11-30-h200-breadth", "2026-11-30-h200-two-gpus"
-COUNTERS, ITEMS = "2026-11-30-h200-counters", "2026-11-30-h200-items"
+COUNTERS, ITEMS, ITEMS_2 = (f"2026-11-30-h200-{name}" for name in ("counters", "items", "items-2"))
 HEADLINES = tuple(f"2026-11-29-h200-headlines{part}" for part in ("", "-2", "-3", "-4"))
 PATCHED: dict[str, Any] = {
     "rows": {"network": "model", "patch [px]": "patch_px"},
@@ -70,7 +70,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="SD 1.5 inpainting by batch, on several cards",
-        datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES[:3], TWO_GPUS),
+        datasets=("2026-11-27-h200-yardstick", "2026-11-28-h200-breadth", *HEADLINES[:3], TWO_GPUS, ITEMS_2),
         text="No location tokens. One run of `tuned_hopper` at 16 has the poster's "
         "103,600 images, 598 s at 173.1 to 173.6 images/s in each minute. Cards of 50 to 68 °C held different clocks "
         "under the power cap; rates per GHz are equal within 4 %. `baseline` at 4 is not steady: the host launches "
@@ -79,6 +79,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         figures=(RATE, JOULES, *VRAM, BUSY, MFU, CLOCK, Figure("start [s]", "setup_s", 0)),
         where=(pl.col("model") == "sd15_inpaint")
         & (pl.col("gpus") == 1)
+        & pl.col("batch_requested").is_null()
         & pl.col("recipe").is_in(["baseline", "tuned_online", "tuned_hopper"]),
     ),
     Measured(
@@ -91,7 +92,7 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     ),
     Measured(
         title="The largest batch",
-        datasets=(COUNTERS, ITEMS),
+        datasets=(COUNTERS, ITEMS, ITEMS_2),
         text="What `batch=auto` found for `baseline`: 104 when it only asked whether two steps fit, 96 since it also "
         "asks whether the third step makes PyTorch's allocator free memory. The window has 5 or 6 steps.",
         rows={"recipe": "recipe", "batch": "batch"},
@@ -442,6 +443,22 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
             *VRAM,
         ),
         where=pl.col("workload") == "volume3d_sample",
+    ),
+    Measured(
+        title="Volumes after training in fp32 and in bf16",
+        datasets=(ITEMS, ITEMS_2),
+        text="1,005 steps of the whole head with the recipe of each row, from 64 volumes and seed 70; then 16 volumes "
+        "in 250 steps each, by `fp32+tf32+channels_last`, beside 16 that were held out: maximum mean discrepancy, and "
+        "MS-SSIM of all pairs. The difference is to volumes of the same noise by weights of the other recipe, which "
+        "were trained again for it. One training of each: how much seeds differ is not known.",
+        rows={"trained with": "trained_with"},
+        figures=(
+            Figure("MMD", "mmd", 3),
+            Figure("MS-SSIM of pairs", "pair_ms_ssim", 3),
+            Figure("of pairs held out", "real_pair_ms_ssim", 3),
+            Figure("difference [%]", 100 * pl.col("other_weights_rel"), 0),
+        ),
+        cases=volumes_as_sets,
     ),
     Measured(
         title="Training on volumes with bf16 and compile",

@@ -7,7 +7,7 @@ import polars as pl
 
 from analysis.dataset import open_dataset
 from analysis.report.sections.counters import weighted_mean
-from analysis.report.sections.curves import MARGIN_PCT
+from analysis.report.sections.curves import MARGIN_PCT, Curves
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.kernels import CONVOLUTIONS, IDLE, KernelClass
 from inpaint_bench.core.paths import ROOT
@@ -20,7 +20,7 @@ from .step_record import read_profile
 
 PROFILES = ROOT / "benchmarks" / "profiles" / "2026-11-22-h200"
 COUNTED = RESULTS / "2026-11-30-h200-items"
-PLAIN = RESULTS / "2026-11-29-h200-plain-losses"
+PLAIN = [f"{name}-losses" for name in ("2026-11-29-h200-plain", "2026-11-30-h200-plain", "2026-11-30-h200-seeds")]
 BLOCK = 50  # steps
 # Datasets of losses: the recipe that others are compared with, None for the one with bf16_master, and steps of a block.
 LOSSES: dict[str, tuple[str | None, int]] = {
@@ -79,22 +79,18 @@ def counters() -> Iterator[str]:
     yield f"\n{link(COUNTED)}, n = 1.\n"
 
 
-def _plain() -> str:
-    """Return how far the losses of `tuned_online` are from those of the plain loop, as a sentence.
-
-    `loss_curves` needs two seeds and equal data. These runs have one seed; one read photographs, one prepared ones.
-    """
-    dataset = open_dataset(PLAIN)
-    rows = dataset.rows("steps").join(dataset.runs[["run_id", "recipe"]], "run_id").drop_nulls("loss")
-    steps = rows.pivot("recipe", index="step", values="loss").sort("step")
-    means = steps.group_by(pl.col("step") // BLOCK).agg(pl.col("baseline", "tuned_online").mean(), n=pl.len())
-    change = 100 * (pl.col("tuned_online") / pl.col("baseline") - 1)
-    whole = steps.select(pl.col("baseline", "tuned_online").mean()).select(change).item()
-    largest = means.filter(pl.col("n") == BLOCK).select(change.abs().max()).item()
-    return (
-        f"Since then, {steps.height} steps of seed 0: the mean loss of `tuned_online` differs from that of `baseline` "
-        f"by {whole:+.3f} %, and no block of {BLOCK} by more than {largest:.3f} % ({link(PLAIN)}, n = 1)."
-    )
+def _curves() -> Iterator[tuple[str, str, int, Curves, Curves]]:
+    """Yield what is compared: the reference, the tested recipe, the steps of a block, and the losses of both."""
+    for folder, (given, block) in LOSSES.items():
+        dataset = open_dataset(RESULTS / folder)
+        reference, tested = loss_curves.choose(dataset, given, None)
+        curves = loss_curves.read_curves(dataset, [reference, *tested])
+        yield from ((reference, name, block, curves[reference], curves[name]) for name in tested)
+    sides: dict[str, Curves] = {"baseline": {}, "tuned_online": {}}
+    for folder in PLAIN:  # one side reads photographs, the other prepared ones: no dataset holds both as one study
+        for recipe, losses_of_seeds in sides.items():
+            losses_of_seeds |= loss_curves.read_curves(open_dataset(RESULTS / folder), [recipe])[recipe]
+    yield *sides, BLOCK, *sides.values()
 
 
 def losses() -> Iterator[str]:
@@ -107,27 +103,24 @@ def losses() -> Iterator[str]:
         "gains: by so much the loss falls per step in the second half. Noise, the standard deviation between "
         "seeds, is no margin: both sides see the same batches. All masters are fp32; moments are bf16, rounded "
         "stochastically, in `tuned` and `tuned_hopper`, else fp32. Weights are random: FP8 met no outliers, as "
-        "trained ones may have. Until 2026-11-29 masters began at weights rounded to bf16, on both sides of these "
-        f"rows; beside the plain loop losses were lower in every block of 500 steps ({blocks}). {_plain()} Trainings "
-        "that share a card have invalid rates, not invalid losses."
+        "trained ones may have. Until 2026-11-29 masters began at weights rounded to bf16, on both sides of the first "
+        f"rows; beside the plain loop losses were lower in every block of 500 steps ({blocks}). In the last row they "
+        "begin at fp32 weights; it is of four cards, seeds 0 and 1 of two each. Trainings that share a "
+        "card have invalid rates, not invalid losses."
     )
     yield ""
     columns = ["recipe", "beside", "steps", "block", "seeds", "change (95 %)", "equal", "a step gains [%]"]
     yield from header([*columns, "the loss fell by", "noise", "largest difference of a block"])
-    for folder, (given, block) in LOSSES.items():
-        dataset = open_dataset(RESULTS / folder)
-        reference, tested = loss_curves.choose(dataset, given, None)
-        curves = loss_curves.read_curves(dataset, [reference, *tested])
-        for name in tested:
-            result = loss_curves.compare(curves[reference], curves[name], block)
-            means = result.reference.mean(axis=0)[result.reference.shape[1] // 2 :]
-            gain = 100 * (means[0] - means[-1]) / means.mean() / (block * (len(means) - 1))
-            figures = [f"{value:.1e}" for value in (result.fall, result.noise, result.largest)]
-            steps, equal = min(map(len, curves[name].values())), "no" if result.problems() else "yes"
-            sizes = [steps, block, len(result.reference), result.change_text, equal, f"{gain:.2f}"]
-            yield row([f"`{name}`", f"`{reference}`", *sizes, *figures])
-    links = ", ".join(link(RESULTS / folder) for folder in LOSSES)
-    text = f"{links}; `python -m benchmarks.loss_curves` prints all blocks and the verdict."
+    for reference, name, block, expected, tested in _curves():
+        result = loss_curves.compare(expected, tested, block)
+        means = result.reference.mean(axis=0)[result.reference.shape[1] // 2 :]
+        gain = 100 * (means[0] - means[-1]) / means.mean() / (block * (len(means) - 1))
+        figures = [f"{value:.1e}" for value in (result.fall, result.noise, result.largest)]
+        steps, equal = min(map(len, tested.values())), "no" if result.problems() else "yes"
+        sizes = [steps, block, len(result.reference), result.change_text, equal, f"{gain:.2f}"]
+        yield row([f"`{name}`", f"`{reference}`", *sizes, *figures])
+    links = ", ".join(link(RESULTS / folder) for folder in [*LOSSES, *PLAIN])
+    text = f"{links}; `python -m benchmarks.loss_curves` prints all blocks and the verdict of one dataset."
     yield f"\n{wrap(text)}\n"
 
 

@@ -177,6 +177,13 @@ def ladder(dataset: Dataset) -> pl.DataFrame:
     return runs.with_columns(step=pl.col("recipe").replace_strict(steps))
 
 
+def volumes_as_sets(dataset: Dataset) -> pl.DataFrame:
+    """Return the runs that made volumes with trained weights, with their metrics of sets, which are equal in all rows."""
+    metrics = ["trained_with", "mmd", "pair_ms_ssim", "real_pair_ms_ssim", "other_weights_rel"]
+    rows = dataset.rows("results_volume3d_sample").filter(pl.col("mmd").is_not_null())
+    return dataset.runs.join(rows.select("run_id", *metrics).unique(), "run_id")
+
+
 def scaling(dataset: Dataset) -> pl.DataFrame:
     """Return the runs with their rate in percent of the ideal, which is one GPU's mean rate times the GPUs.
 

@@ -284,6 +284,10 @@ class Compile(Lever[Execution]):
             if not blocks:
                 unet.compile_repeated_blocks(dynamic=False)
             return
+        if recipe.compile.startswith("max-autotune"):
+            # Wheels of CUDA 13.0 bring a ptxas that only inductor's compiling processes use (pytorch#163988). With
+            # Triton's, this process would find none of what they stored, and compile each kernel again to time it.
+            import_module("torch._inductor.runtime.compile_tasks")._set_triton_ptxas_path()
         # dynamic=False, because the shapes of a step never change within a run.
         options: dict[str, Any] = {"mode": recipe.compile, "dynamic": False}
         if recipe.compile == "tensorrt":

@@ -276,7 +276,7 @@ class RecipeConfig:
             "default": Named("torch.compile of the UNet and of the VAE encoder", "compile"),
             "blocks": "torch.compile of the transformer blocks alone, each kind once: a short compilation",
             "reduce-overhead": "torch.compile with its own CUDA graphs",
-            "max-autotune": "torch.compile with tuned kernels and CUDA graphs; compiling SD 1.5 took over 18 min",
+            "max-autotune": "torch.compile with tuned kernels and CUDA graphs; compiling SD 1.5 takes over 14 min",
             "max-autotune-no-cudagraphs": Named(
                 "torch.compile with tuned kernels, without CUDA graphs", "compile_max-autotune_plain"
             ),
