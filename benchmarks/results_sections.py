@@ -20,7 +20,7 @@ from .step_record import read_profile
 
 PROFILES = ROOT / "benchmarks" / "profiles" / "2026-11-22-h200"
 COUNTED = RESULTS / "2026-11-30-h200-items"
-PLAIN = [f"{name}-losses" for name in ("2026-11-29-h200-plain", "2026-11-30-h200-plain", "2026-11-30-h200-seeds")]
+PLAIN = ["2026-11-29-h200-plain-losses", "2026-11-30-h200-plain-losses"]
 BLOCK = 50  # steps
 # Datasets of losses: the recipe that others are compared with, None for the one with bf16_master, and steps of a block.
 LOSSES: dict[str, tuple[str | None, int]] = {

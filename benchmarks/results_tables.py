@@ -178,7 +178,7 @@ def ladder(dataset: Dataset) -> pl.DataFrame:
 
 
 def volumes_as_sets(dataset: Dataset) -> pl.DataFrame:
-    """Return the runs that made volumes with trained weights, with their metrics of sets, which are equal in all rows."""
+    """Return the runs that made volumes with trained weights, with the metrics of their sets, one value a run."""
     metrics = ["trained_with", "mmd", "pair_ms_ssim", "real_pair_ms_ssim", "other_weights_rel"]
     rows = dataset.rows("results_volume3d_sample").filter(pl.col("mmd").is_not_null())
     return dataset.runs.join(rows.select("run_id", *metrics).unique(), "run_id")

@@ -92,6 +92,7 @@ UNSTEADY = {  # of the committed datasets of 26 November and later, all runs tha
     ("2026-11-29-h200-headlines-2", "baseline", 4): (-0.21, -3.2),  # the host
     ("2026-11-29-h200-headlines-3", "baseline", 4): (-0.30, -6.6),  # the host
     ("2026-11-29-h200-plain-losses", "tuned_online", 16): (2.33, -24.3),  # without a warm-up
+    ("2026-11-30-h200-plain-losses", "tuned_online", 16): (3.03, -29.8),  # without a warm-up
     # Divided among two GPUs, which wait for the host; the last of two or three runs each.
     ("2026-11-29-h200-two-gpus", "baseline+fsdp2", 8): (-0.87, -4.49),
     ("2026-11-29-h200-two-gpus", "baseline+tensor", 8): (2.51, 19.8),
