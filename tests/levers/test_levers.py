@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from torch._inductor.runtime import compile_tasks
 
 from inpaint_bench import levers
 from inpaint_bench.core.errors import UnavailableError, UserError
 from inpaint_bench.core.recipe_names import split_choices
 from inpaint_bench.core.records import LeverReport
 from inpaint_bench.kernels.adamw import FlatAdamW, master
+from inpaint_bench.levers.execution import Compile
+from inpaint_bench.models.execution import Execution
 from inpaint_bench.workloads import finetune_inpaint
 from inpaint_bench.workloads import parity as parity_of
 from inpaint_bench.workloads.finetune_inpaint import FineTuning
@@ -299,6 +304,24 @@ class TestTraining:
         assert min(last) < min(first)
         shown = [validated(one, batch) for one in (plain, narrow)]
         assert shown[1] == pytest.approx(shown[0], rel=0.05)
+
+    def test_kernels_are_timed_as_the_compiling_processes_made_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Regression: with another ptxas than theirs, `max-autotune` compiled each kernel again to time it."""
+        for folder in (tmp_path / "bin", tmp_path / "torch/bin"):  # where PyTorch looks, by its version
+            folder.mkdir(parents=True)
+            (folder / "ptxas").touch(mode=0o755)
+        monkeypatch.setattr(compile_tasks, "__file__", str(tmp_path / "torch/runtime/compile_tasks.py"))
+        compile_tasks._set_triton_ptxas_path.cache_clear()
+        monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # to unset it again after the test
+        monkeypatch.delenv("TRITON_PTXAS_PATH")
+        network = torch.nn.Linear(1, 1)
+        for choice, found in (("default", False), ("max-autotune", True)):
+            chosen = bench(*split_choices(["recipe=cpu"]), f"recipe.compile={choice}")
+            calls = {"unet": network}
+            Compile().apply(Execution(bench=chosen, device=CPU, networks=dict(calls), calls=calls, eager_pass=list))
+            assert os.environ.get("TRITON_PTXAS_PATH", "").endswith("bin/ptxas") == found
 
     @pytest.mark.faults  # the compiler takes a minute and more
     @pytest.mark.timeout(1800)
