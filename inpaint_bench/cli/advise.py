@@ -1,7 +1,7 @@
 """`advise`: which site, card, batch and recipe, from measured and published rates. Loads no torch."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import methodcaller
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis import site_rates
 from inpaint_bench.core.config import recipe as recipes
+from inpaint_bench.core.config.bench import TimeoutPolicy
 from inpaint_bench.core.config.site import CHOSEN
 from inpaint_bench.core.config.user_file import read_user_file, user_file
 from inpaint_bench.core.config.validation import did_you_mean
@@ -84,7 +85,7 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     cells = rates.own_cells([*(datasets or ()), *([named] if isinstance(named, str) else named)])
     options = list(_options(wish, cells, user))
     if not options:
-        raise UserError(_nothing(wish, cells))
+        raise UserError(_nothing(wish, cells, user))
     key = next((key for key in BUDGETS if key in wish), "budget_gpu_h")
     (budget, unit), limit, deadline = BUDGETS[key], wish.get(key, math.inf), wish.get("deadline_h", math.inf)
     if all(math.isinf(option.cost(budget)) for option in options):
@@ -93,11 +94,13 @@ def run_advise(wishes: Sequence[str], *, datasets: Sequence[Path] | None, as_jso
     limits = {"hours": (deadline, "h"), budget: (limit, unit)}
     wanted = " and ".join(f"{most:g} {unit}" for most, unit in limits.values() if most < math.inf)
     feasible = [o for o in options if all(o.cost(name) <= most for name, (most, _) in limits.items())]
+    # Published hours hold no start, so that of a small training they would be the least.
+    timed = [o for o in feasible if not o.source.startswith("published")] or feasible
     orders = {
-        "fastest": ("hours", feasible),
-        "cheapest": (budget, feasible),
+        "fastest": ("hours", timed),
+        "cheapest": (budget, timed),
         "least energy": ("joules", [option for option in feasible if option.joules]),
-        "all weights": ("hours", [o for o in feasible if not o.adapters]),
+        "all weights": ("hours", [o for o in timed if not o.adapters]),
         "published": ("hours", [o for o in feasible if "gpu" in wish and o.source.startswith("published")]),
     }
     chosen = {name: min(fit, key=methodcaller("cost", order)) for name, (order, fit) in orders.items() if fit}
@@ -199,12 +202,13 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
     for site in sites if "site" not in wish else [wish["site"]]:
         content = read_config_file(conf_dir() / "site" / f"{site}.yaml", "site")
         grid = user.get(f"sites.{site}.grid_gco2_per_kwh", content.get("grid_gco2_per_kwh"))
+        is_slurm = content.get("connect", {}).get("method") != "local"
         for gpu in sorted(content.get("gpus", {}).keys() & ({wish["gpu"]} if "gpu" in wish else rates.cards().keys())):
             entry, charge = content["gpus"][gpu], site_rates.rate(site, gpu)
             price = user.get(f"sites.{site}.charging.price_per_unit", charge.price_per_unit)
             for work, gpus, batch in sorted(shapes):
                 rate = rates.find(work, gpu, batch, cells, gpus=gpus)
-                if rate is None or gpus > entry.get("max_per_node", 1):
+                if rate is None or (is_slurm and gpus > entry.get("max_per_node", 1)):
                     continue
                 peak = memory.predict(work.model, recipes.fields_of(work.recipe), work.resolution_px, batch, gpus)
                 fits = peak and peak.needed_mib <= memory.usable_mib(rates.cards()[gpu])
@@ -233,50 +237,46 @@ def _is_wanted(recipe: str, wished: str | None) -> bool:
     return levers == recipes.lever_names(wished) if wished else recipe.partition("+")[0] in recipes.bundles()
 
 
-def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell]) -> str:
-    """Return that nothing fits the wishes, and for each of them what was measured with all the others."""
-    known: list[dict[str, Any]] = [
-        {"gpu": c.gpu, "gpus": c.gpus, "px": c.work.resolution_px, "batch": c.batch, "recipe": c.work.recipe}
-        for c in cells
-        if c.work.model == wish["model"] and c.n and c.work.workload in memory.WORKLOADS
-    ]
-
-    def fits(cell: dict[str, Any], key: str) -> bool:
-        if key == "recipe":
-            return _is_wanted(cell["recipe"], wish.get("recipe"))
-        return cell[key] == wish.get(key, cell[key])
-
-    seen = {
-        key: sorted({cell[key] for cell in known if all(fits(cell, other) for other in cell if other != key)})
-        for key in (known[0] if known else ())
-    }
-    wished = " ".join(f"{key}={value}" for key, value in wish.items() if key in ("model", "site", *seen))
-    if any(all(fits(cell, key) for key in cell) for cell in known):
-        return f"{wished}: was measured, but no chosen site has this GPU; site=local takes one of this machine"
-    measured = "; ".join(f"{key}={list_some(list(map(str, values)), 6)}" for key, values in seen.items() if values)
-    alternatives = f" If one of these changes, there is {measured}." if measured else ""
-    return f"{wished}: was not measured.{alternatives} Run it once, merge, and name the dataset with --datasets"
+def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, Any]) -> str:
+    """Return that nothing fits the wishes, and for each of them with which values there would be an option."""
+    found: dict[str, Iterable[Any]] = {}
+    chosen = [key for key in ("gpu", "gpus", "px", "batch", "recipe", "site") if key in wish]
+    for key in chosen:
+        others = {name: value for name, value in wish.items() if name != key}
+        if key == "px":
+            sizes = {cell.work.resolution_px for cell in cells if cell.work.model == wish["model"]}
+            found[key] = {px for px in sizes if any(_options({**others, key: px}, cells, user))}
+        else:
+            found[key] = {getattr(option, key) for option in _options(others, cells, user)}
+    if "site" not in wish and any(_options({**wish, "site": "local"}, cells, user)):
+        found["site"] = ["local (this machine)"]
+    wished = " ".join(f"{key}={wish[key]}" for key in ("model", *chosen))
+    changes = "; ".join(f"{key}={list_some(list(map(str, sorted(has))), 6)}" for key, has in found.items() if has)
+    alternatives = f" If one of these changes, there is {changes}." if changes else ""
+    return f"{wished}: no option is known.{alternatives} Run it once, merge, and name the dataset with --datasets"
 
 
 def _command(
     wish: dict[str, Any], site: str, gpu: str, gpus: int, batch: int, work: rates.Work, most_h: float, longest: Any
 ) -> str:
     """Return the command of an option that takes at most `most_h`; `longest` is the partition's limit in minutes."""
-    # A training that reaches the partition's limit requeues itself.
-    time_min = max(10, math.ceil(most_h * 66))
+    time_min, starts = max(10, math.ceil(most_h * 66)), 1
+    if isinstance(longest, int) and time_min > longest:  # the training requeues itself there, and begins once more
+        time_min, starts = longest, math.ceil(time_min / longest)
     fields = recipes.fields_of(work.recipe)
     prepared = any(name in recipes.PREPARED_ONLY for name in fields)
     needed = [GRAPH_WARMUP] if gpus > 1 and fields.get("cuda_graph") else []
     model = read_config_file(conf_dir() / "model" / f"{work.model}.yaml", "model")
     if model.get("dtype") == "bf16" and "weights" not in fields:  # its weights, and moments, are trained in fp32
         needed.append("model.dtype=fp32")
+    if starts > 1 + TimeoutPolicy().requeues:
+        needed.append(f"rerun.timeout.requeues={starts - 1}")
     return shell_command(
         "launch", "-m", f"workload={work.workload}", f"model={work.model}", f"recipe={work.recipe}", f"batch={batch}",
         f"gpu={gpu}", f"gpus={gpus}", f"site={site}", f"data.resolution_px={work.resolution_px}",
         f"workload.train_steps={math.ceil(wish['images'] * wish['epochs'] / (batch * gpus))}",
         f"workload.dataset_images={wish['images']}",
-        f"time_min={min(time_min, longest) if isinstance(longest, int) else time_min}",
-        f"data={'prepared' if prepared else 'folder'}", "data.root=DATA", *needed,
+        f"time_min={time_min}", f"data={'prepared' if prepared else 'folder'}", "data.root=DATA", *needed,
     )  # fmt: skip
 
 

@@ -133,9 +133,12 @@ def run_compare(
     notes += [dataset_comparison.COPY] if comparison.is_copy else []
     if not comparison.pairs:
         first, second = (data.runs["gpu"].drop_nulls().unique() for data in (before, after))
-        shared = {*before.runs["workload"]} & {*after.runs["workload"]}
-        differ = shared and len(first) and len(second) and not {*first} & {*second}
-        hint = f"; --gpu {first[0]},{second[0]} compares two cards" if differ else ""
+        hint = ""
+        if len(first) and len(second) and not {*first} & {*second}:
+            cards = f"{first[0]},{second[0]}"
+            sides = dataset_comparison.of_gpus(before, after, cards)
+            if dataset_comparison.compare(*(data.runs for data in sides)).pairs:
+                hint = f"; --gpu {cards} compares two cards"
         both = f"{old} and {new or old} have no cell in common"
         raise UserError(f"{both}: no work, GPU, recipe and batch has valid runs in both{hint}")
     build = TableBuilder(runs=after.runs)

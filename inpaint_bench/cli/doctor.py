@@ -29,7 +29,7 @@ from inpaint_bench.core import child, environment
 from inpaint_bench.core.config.parse import parse_unchecked
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.user_file import user_file, user_overrides
-from inpaint_bench.core.config.validation import did_you_mean
+from inpaint_bench.core.config.validation import NEW_NAME, did_you_mean
 from inpaint_bench.core.config.yaml_file import ConfigFileError, read_config_file
 from inpaint_bench.core.console import console, echo, pluralize, table
 from inpaint_bench.core.errors import UserError
@@ -210,7 +210,8 @@ def _config(overrides: Sequence[str]) -> DictConfig:
 def _site_checks(catalog: SiteCatalog, name: str, config: DictConfig) -> list[SiteCheck]:
     if name not in (ALL, *catalog.names):
         names = [*catalog.names, ALL]
-        add = f"{did_you_mean(name, names)} `inpaint-bench new site {name}` adds one"
+        add = did_you_mean(name, names)
+        add += f" `inpaint-bench new site {name}` adds one" if NEW_NAME.fullmatch(name) else ""
         raise UserError(f"{name}: no such site; have: {', '.join(names)}.{add}")
     sites = catalog.sites(config) if name == ALL else [catalog.site(name, config)]
     checks = [

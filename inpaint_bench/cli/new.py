@@ -9,6 +9,7 @@ from pathlib import Path
 
 from inpaint_bench.core.config.bench import GpuConfig
 from inpaint_bench.core.config.site import SiteConfig
+from inpaint_bench.core.config.validation import NEW_NAME
 from inpaint_bench.core.console import echo
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import rates
@@ -22,13 +23,10 @@ from launchers.sites.draft import TO_TYPE, draft
 from launchers.sites.site_file import as_yaml, not_writable
 from launchers.sites.slurm_facts import query_cluster
 
-# Other words are no text for Hydra, or mean no single site.
-_NAME = r"(?!(?i:null|true|false|nan|inf|auto|soonest|all)$)[A-Za-z][\w-]*"
-
 
 def run_new(kind: str, name: str, config_dir: Path | None) -> None:
     """Write the file, and print what to type and the next commands. Raises UserError."""
-    if not re.fullmatch(_NAME, name, re.ASCII):
+    if not NEW_NAME.fullmatch(name):
         raise UserError(f"{name}: cannot be the name of a {kind}; use letters, digits, _ and -, with a letter first")
     path = (config_dir or conf_dir()) / kind / f"{name}.yaml"
     for file in (path, conf_dir() / kind / path.name):

@@ -222,9 +222,11 @@ class _Signals:
     """Notes the signals that arrive in the block, and sends them on to the command once it runs."""
 
     def __init__(self) -> None:
-        self.at_terminal = False  # standard input is a terminal, and ours at the moment
-        with suppress(OSError):
-            self.at_terminal = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+        self.at_terminal = False
+        with suppress(OSError):  # a shell's job in the foreground, wherever its input comes from
+            terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+            self.at_terminal = os.tcgetpgrp(terminal) == os.getpgrp()
+            os.close(terminal)
         self._received: list[signal.Signals] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._handlers: dict[int, Any] = {}

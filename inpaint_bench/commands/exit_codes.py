@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def guarded(call: Callable[[], int | None]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting with 1
     logging.setLogRecordFactory(_Record)
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":  # a terminal that is not of UTF-8
+        sys.stdout.reconfigure(errors="replace")
     logging.raiseExceptions = False  # no traceback from a logger whose reader is gone, as with `| head`
     try:
         code = call()

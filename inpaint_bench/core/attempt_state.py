@@ -350,7 +350,10 @@ def _without_manifest(
     if cancelled:
         return _failed(Reason.CANCELLED, "")
     if state == PROCESS_EXITED:
-        return _failed(Reason.NEVER_STARTED, "its process exited before the workload started; see its log in jobs/")
+        moved = "" if artifacts.run_dir_exists else ", or its run directory was moved or deleted"
+        return _failed(
+            Reason.NEVER_STARTED, f"its process exited before the workload started{moved}; see its log in jobs/"
+        )
     reported = f"the scheduler says {state}, but" if state else "Slurm does not know the job, and"
     return _failed(Reason.LOST, f"{reported} {_missing(artifacts)}")
 

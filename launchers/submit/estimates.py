@@ -25,6 +25,7 @@ class Estimate:
     card_gib: float
     rate: Rate | None
     minutes: Interval | None  # time of the run, without the queue
+    job_minutes: Interval | None  # the same, but not beyond the limits of all starts of its job
     service_units: Interval | None
     joules: float | None
     gco2: float | None
@@ -58,14 +59,14 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
             work, shape = rates.work_of(bench), (bench.batch_size, bench.gpus, bench.nodes)
             peak = memory.predict_point(bench)
             rate = find(tuple(bench.datasets), work, bench.gpu.name, *shape)
-        minutes = units = joules = None
+        minutes = job_minutes = units = joules = None
         if rate:
             images, most = images_of(bench, rate.images_per_s), point.starts * point.request.time_min
             expected, least, longest = (seconds / 60 for seconds in rate.seconds(images))
             minutes = (expected, least, longest)
-            if point.service_units is not None:  # a job is charged until its limit
-                charged = (min(expected, most), min(least, most), min(longest, most))
-                units = scaled(charged, point.service_units / most)
+            job_minutes = (min(expected, most), min(least, most), min(longest, most))
+            if point.service_units is not None:
+                units = scaled(job_minutes, point.service_units / most)
             joules = images * rate.joules_per_image or None
         room, grid = memory.usable_mib(bench.gpu), point.site.grid_gco2_per_kwh
         found[point.num] = Estimate(
@@ -74,6 +75,7 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
             card_gib=room / 1024,
             rate=rate,
             minutes=minutes,
+            job_minutes=job_minutes,
             service_units=units,
             joules=joules,
             gco2=joules / 3.6e6 * grid if joules and grid is not None else None,
@@ -112,7 +114,11 @@ def limit_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) -
         if minutes and minutes[0] > point.starts * limit:
             needs = f"likely needs {minutes[0]:.2g} min and the start of the job, and its time limit is {limit} min"
             more = f" in each of {point.starts} starts" if point.starts > 1 else ""
-            problems[f"gpu={point.bench.gpu.name} batch={point.bench.batch}: {needs}{more}; raise time_min"] += 1
+            if limit < point.site.gpus[point.bench.gpu.name].max_minutes:
+                way = "raise time_min"
+            else:
+                way = "raise rerun.timeout.requeues" if point.starts > 1 else "its partition allows no more"
+            problems[f"gpu={point.bench.gpu.name} batch={point.bench.batch}: {needs}{more}; {way}"] += 1
     return [f"{text} ({pluralize(count, 'point')})" if count > 1 else text for text, count in problems.items()]
 
 
@@ -139,7 +145,7 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
         if not timed:
             continue
         unit = members[0].site.charging.unit
-        minutes = _total(each.minutes for each in timed if each.minutes)
+        minutes = _total(each.job_minutes for each in timed if each.job_minutes)
         parts = [f"{amount(scaled(minutes, 1 / 60), 'h')} of jobs"]
         if charged := [each.service_units for each in own if each.service_units]:
             parts.append(amount(_total(charged), unit))

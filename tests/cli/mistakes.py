@@ -428,6 +428,7 @@ COMMANDS = [
     ("new gpu 4090", "4090: cannot be the name of a gpu; use letters"),
     ("launch gpu=rtx4090", f"have: {names('gpu')}. `inpaint-bench new gpu rtx4090` adds one"),
     ("launch -m site=anvil", ". `inpaint-bench new site anvil` adds one"),
+    ("doctor site auto", f"auto: no such site; have: {SITES}, all."),
     ("doctor site anvil", "all. `inpaint-bench new site anvil` adds one"),
     ("doctor grace", "No such command 'grace'. `inpaint-bench doctor --help` lists all."),
     ("doctor site delt", f"delt: no such site; have: {SITES}, all. Did you mean delta?"),

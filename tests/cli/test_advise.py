@@ -186,6 +186,29 @@ def test_all_weights_are_told_beside_adapters(capsys: pytest.CaptureFixture[str]
 def test_one_gpu_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 x h200" in advise(capsys, *WISHES)
     assert "2 x h200" not in advise(capsys, *WISHES, "gpus=1")
+    # Regression: as if this machine had no such card.
+    assert "2 x h200 at local" in advise(capsys, *WISHES, "gpus=2", "site=local", "gpu=h200")
+
+
+def test_published_hours_are_not_ranked_as_they_hold_no_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: a plain loop on an A100 was the fastest for 300 images."""
+    assert "published by" not in advise(capsys, *WISHES[:1], "images=300", "epochs=1")
+
+
+def test_a_training_beyond_all_starts_of_a_job_gets_more_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: its dry run said to raise a time limit that was the partition's, and gave its hours without it."""
+    long = [*WISHES[:1], "images=1e6", "epochs=10", "gpu=a40", "recipe=poster_baseline", "batch=16", "site=delta"]
+    words = shlex.split(next(line for line in advise(capsys, *long).splitlines() if " launch -m " in line))[2:]
+    words = [word for word in words if not word.startswith("data")] + ["dry_run=true"]
+    assert words[-2] == "rerun.timeout.requeues=7"
+    assert launch.main([*words, f"hydra.sweep.dir={tmp_path / 'enough'}"]) == 0
+    assert "raise" not in capsys.readouterr().out
+    assert launch.main([*words, "rerun.timeout.requeues=3", f"hydra.sweep.dir={tmp_path / 'few'}"]) == 0
+    text = capsys.readouterr().out
+    assert "2880 min in each of 4 starts; raise rerun.timeout.requeues" in text
+    assert "likely 192 (192 to 192) h of jobs" in text
 
 
 @pytest.mark.parametrize(
@@ -198,11 +221,13 @@ def test_one_gpu_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
         (["model=sd16", "images=1", "epochs=1"], "model=sd16: no such model. Did you mean sd15"),
         ([*WISHES, "gpu=b900"], "gpu=b900: no such gpu."),
         ([*WISHES, "recipe=tunned"], "recipe tunned: tunned: no such recipe or lever. Did you mean tuned?"),
-        ([*WISHES, "px=1024"], "px=1024: was not measured. If one of these changes, there is px=512. Run it once"),
+        ([*WISHES, "px=1024"], "px=1024: no option is known. If one of these changes, there is px=512. Run it once"),
         (
             [*WISHES, "gpu=h100"],
-            "gpu=h100: was measured, but no chosen site has this GPU; site=local takes one of this",
+            "gpu=h100: no option is known. If one of these changes, there is gpu=a100, a40, h200; site=local (this",
         ),
+        ([*WISHES, "gpu=a40", "batch=64"], "If one of these changes, there is gpu=h200; batch=4, 8, 16, 24. Run it"),
+        ([*WISHES, "gpus=2", "site=grace"], "If one of these changes, there is gpus=1; site=delta. Run it once"),
         (
             [*WISHES, "recipe=tuned,tuned_hopper"],
             "recipe=tuned,tuned_hopper: give one recipe; [a,b] and a+b are recipes",
@@ -211,7 +236,7 @@ def test_one_gpu_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
         ([*WISHES[:1], "images=6500.5", "epochs=1"], "images=6500.5: must be a whole number above 0"),
         ([*WISHES, "budget_su=1", "budget_usd=1"], "budget_su and budget_usd: give one budget"),
         ([*WISHES, "budget_usd=1"], "budget_usd: no site has USD for these options"),
-        (["model=flux", "images=1", "epochs=1"], "model=flux: was not measured. Run it once"),
+        (["model=flux", "images=1", "epochs=1"], "model=flux: no option is known. Run it once"),
         ([*WISHES, "--datasets", "nowhere"], "nowhere does not exist"),
     ],
 )

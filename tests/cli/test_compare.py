@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -172,6 +175,26 @@ def test_two_gpus_are_compared_as_if_they_were_one(capsys: pytest.CaptureFixture
     assert app.main(["compare", h100, h200]) == 2
     assert "--gpu h100,h200 compares two cards" in capsys.readouterr().err
     assert app.main(["compare", h100, h200, "--gpu", "h100,h200"]) == 0
+    # Regression: the option was named where it finds no cell either.
+    denoisers = [str(ROOT / f"benchmarks/results/{name}-denoisers") for name in ("2026-11-23-h200", "2026-11-25-h100")]
+    assert app.main(["compare", *denoisers]) == 2
+    assert "--gpu" not in capsys.readouterr().err
+
+
+def test_what_has_no_rate_on_either_side_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: denoisers, which are compared case by case, failed beside themselves."""
+    denoisers = str(ROOT / "benchmarks/results/2026-11-23-h200-denoisers")
+    assert app.main(["compare", denoisers, denoisers, "--fail-on", "3%"]) == 0
+
+
+def test_a_terminal_that_is_not_of_utf_8_gets_other_characters() -> None:
+    """Regression: an arrow or a dash ended the command with a traceback."""
+    both = str(ROOT / "benchmarks/results/2026-11-23-h100-h200")
+    command = [sys.executable, "-m", "inpaint_bench", "compare", both, "--gpu", "h100,h200"]
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, timeout=300)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"H100?H200" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,13 @@ def test_an_override_that_does_not_fit_is_answered_by_what_would_be_right(
     assert problems == {}
 
 
+@pytest.mark.parametrize("site", ["auto", "my.site"])
+def test_new_is_not_proposed_for_a_name_that_it_refuses(site: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["doctor", "site", site], ["launch", "-m", f"site={site}"]):
+        app.main(command)
+        assert "inpaint-bench new" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("line", "message"), COMMANDS, ids=[line for line, _ in COMMANDS])
 def test_a_mistake_is_answered_by_what_would_be_right(
     line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import polars as pl
 import pytest
@@ -29,6 +29,41 @@ from tests.run.small_disk import small_disk_on
 WATCH = [sys.executable, "-m", "inpaint_bench", "watch"]
 REPLAY = ["--telemetry", "replay", "--capture", "h200"]
 PATIENCE_S = 60.0
+
+
+class Shell:
+    """A shell at a terminal of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pid, self.terminal = pty.fork()
+        if self._pid == 0:
+            # As the shell of a terminal is started: with SIGINT neither blocked nor ignored.
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.chdir(folder)
+            os.execv("/bin/bash", ["bash", "--norc", "--noprofile", "-i"])
+        self._shown = b""
+        self.type("PS1='$ '\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.terminal)  # which hangs up on the shell
+        os.waitpid(self._pid, 0)
+
+    def type(self, text: str) -> None:
+        os.write(self.terminal, text.encode())
+
+    def read_until(self, text: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while text.encode() not in self._shown and time.monotonic() < deadline_s:
+            if select.select([self.terminal], [], [], 0.1)[0]:
+                try:
+                    self._shown += os.read(self.terminal, 4096)
+                except OSError:  # the other side is closed
+                    break
+        assert text in self._shown.decode()
 
 
 def watch(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -176,46 +211,35 @@ class TestSignals:
         )
         options = ["--telemetry", "none", "--images", "9", "-o", "run"]
         line = shlex.join([*WATCH, *options, "--", sys.executable, "program.py"])
-        pid, terminal = pty.fork()
-        if pid == 0:
-            # As the shell of a terminal is started: with SIGINT neither blocked nor ignored.
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.chdir(tmp_path)
-            os.execv("/bin/bash", ["bash", "--norc", "--noprofile", "-i"])
-        shown = b""
-
-        def read_until(text: bytes) -> None:
-            nonlocal shown
-            deadline_s = time.monotonic() + PATIENCE_S
-            while text not in shown and time.monotonic() < deadline_s:
-                if select.select([terminal], [], [], 0.1)[0]:
-                    try:
-                        shown += os.read(terminal, 4096)
-                    except OSError:  # the other side is closed
-                        break
-            assert text in shown
-
-        os.write(terminal, f"PS1='$ '; {line}\n".encode())
-        read_until(b"question")
-        job = os.tcgetpgrp(terminal)
-        os.write(terminal, b"typed\n")
-        read_until(b"answer typed")
-        os.write(terminal, b"\x1a")  # Ctrl-Z
-        read_until(b"Stopped")
-        os.write(terminal, b"bg; echo in the back''ground\n")
-        read_until(b"in the background")
-        os.write(terminal, b"fg; echo code $?\n")
-        wait_for(lambda: os.tcgetpgrp(terminal) == job)  # until then Ctrl-C is the shell's
-        os.write(terminal, b"\x03")  # Ctrl-C
-        read_until(b"received 2")
-        read_until(b"code 0")
-        os.write(terminal, b"exit\n")
-        os.waitpid(pid, 0)
-        os.close(terminal)
+        with Shell(tmp_path) as shell:
+            shell.type(f"{line}\n")
+            shell.read_until("question")
+            job = os.tcgetpgrp(shell.terminal)
+            shell.type("typed\n")
+            shell.read_until("answer typed")
+            shell.type("\x1a")  # Ctrl-Z
+            shell.read_until("Stopped")
+            shell.type("bg; echo in the back''ground\n")
+            shell.read_until("in the background")
+            shell.type("fg; echo code $?\n")
+            wait_for(lambda: os.tcgetpgrp(shell.terminal) == job)  # until then Ctrl-C is the shell's
+            shell.type("\x03")  # Ctrl-C
+            shell.read_until("received 2")
+            shell.read_until("code 0")
         # It ended as if nothing had happened, but half a run is none.
         assert manifest(tmp_path / "run")["status"] == "interrupted"
         assert manifest(tmp_path / "run")["message"] == "received SIGINT; the command exited with 0"
+
+    def test_a_program_reads_the_terminal_whose_input_is_redirected(self, tmp_path: Path) -> None:
+        """Regression: it was stopped for ever, as a job in the background that reads."""
+        program = "read answer </dev/tty; echo answer $answer"
+        line = shlex.join([*WATCH, "--telemetry", "none", "-o", "run", "--", "bash", "-c", program])
+        with Shell(tmp_path) as shell:
+            shell.type(f"{line} </dev/null; echo code $?\n")
+            wait_for((tmp_path / "run").is_dir)
+            shell.type("typed\n")
+            shell.read_until("answer typed")
+            shell.read_until("code 0")
 
 
 class TestAttach:

@@ -20,6 +20,8 @@ REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
 UNLIMITED: Final = frozenset({"unlimited", "infinite"})
 FORMATS: Final = "MIN, MIN:SEC, HOUR:MIN:SEC, DAY-HOUR, DAY-HOUR:MIN or DAY-HOUR:MIN:SEC"  # forms of sbatch --time
 MOST_LISTED: Final = 12  # names of a long list are left to the help if there is a close one
+# Of a site or GPU that `new` adds: other words are no text for Hydra, or mean no single site.
+NEW_NAME: Final = re.compile(r"(?!(?i:null|true|false|nan|inf|auto|soonest|all)$)[A-Za-z][\w-]*", re.ASCII)
 REMOVED: Final = {  # keys of earlier versions, and what does their job now
     "webhook_file": "notify.mail has Slurm write at the end",
     "decode": "Pillow decodes all images: docs/levers.md",
@@ -92,7 +94,8 @@ def no_such_choice(choice: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     guess = did_you_mean(word, names)
     listing = "" if guess and len(names) > MOST_LISTED else f"; have: {', '.join(names)}"
-    add = f" `inpaint-bench new {key} {word}` adds one." if key in ("gpu", "site") else ""
+    can_be_added = key in ("gpu", "site") and NEW_NAME.fullmatch(word)
+    add = f" `inpaint-bench new {key} {word}` adds one." if can_be_added else ""
     return f"{choice}: no such choice{listing}.{guess}{'' if listing else _how_to_list(key)}{add}".removesuffix(".")
 
 
