@@ -89,7 +89,9 @@ def run_cancel(sweep: Path, *, point: list[int] | None, as_json: bool) -> None:
         raise UserError(f"--point {min(unknown)}: the sweep has no such point; `status` lists them")
     locked = ledger.is_locked()  # before Slurm is queried, which then knows what was submitted in the meantime
     number, problems = _cancel_open_points(ledger, point)
-    if locked:
+    sites, sweep_points = sites_of(ledger), ledger.points()
+    # What waits on this machine is cancelled by the record alone.
+    if locked and not (point and all(not sites[sweep_points[num].site].connection.has_slurm for num in point)):
         echo(f"Another command {BUSY}; waiting for it, {BUSY_TIMEOUT_S:g} s at most.", error=as_json)
         try:
             with ledger.lock(timeout_s=BUSY_TIMEOUT_S):

@@ -109,7 +109,7 @@ def cost_lines(points: Sequence[Point]) -> Iterator[str]:
             continue
         known = [point.service_units for point in members if point.service_units is not None]
         unit = members[0].site.charging.unit
-        cost = f"at most {sum(known):.1f} {unit}" if known else "cost unknown (no charging rule configured)"
+        cost = f"at most {sum(known):.1f} {unit}" if known else "cost unknown (its charging rule does not tell it)"
         partly = f" for {len(known)} of them" if 0 < len(known) < len(members) else ""
         yield f"{name}: {pluralize(len(members), 'point')}, {cost}{partly}{rate_note(members)}"
 
@@ -118,6 +118,21 @@ def cost_lines(points: Sequence[Point]) -> Iterator[str]:
 
 # A site, and what an attempt costs or may cost there; None: its charging rule is not known.
 Expense = tuple[SiteConfig, float | None]
+
+
+def _how_to_cap(site: SiteConfig, gpu: str) -> str:
+    """Return which keys to set so that the cost of this GPU is known; GPU hours if the site has no rule at all."""
+    rule, entry = site.charging, site.gpus.get(gpu)
+    charging, own = f"sites.{site.name}.charging", f"sites.{site.name}.gpus.{gpu}"
+    if not entry or not (rule.units_per_gpu or rule.gpus_per_unit or rule.cores_per_unit):
+        return f"to cap GPU hours, set {charging}.unit=GPU-h {charging}.units_per_gpu.{gpu}=1"
+    lacking = {
+        f"{charging}.units_per_gpu.{gpu}": rule.units_per_gpu and gpu not in rule.units_per_gpu,
+        f"{own}.charge_factor": not rule.units_per_gpu and entry.charge_factor is None,
+        f"{own}.cpus_per_gpu": rule.cores_per_unit and entry.cpus_per_gpu is None,
+        f"{own}.mem_gb_per_gpu": gpu in rule.mem_gb_per_unit and entry.mem_gb_per_gpu is None,
+    }
+    return f"set {' and '.join(key for key, is_lacking in lacking.items() if is_lacking) or charging}"
 
 
 def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger | None = None) -> None:
@@ -130,12 +145,13 @@ def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger |
     earlier = _earlier_expenses(ledger, {point.num for point in points}) if ledger else []
     new = [(point.site, point.service_units) for point in points if point.site.connection.has_slurm]
     expenses = [*earlier, *new]
-    if unknown := sorted({site.name for site, amount in expenses if amount is None}):
-        key = f"sites.{unknown[0]}.charging"
+    if unknown := {site.name: site for site, amount in expenses if amount is None}:
+        name, site = min(unknown.items())
+        gpus = [p.bench.gpu.name for p in points if p.service_units is None and p.site.name == name]
+        way = _how_to_cap(site, min(gpus, default=points[0].bench.gpu.name))
         raise UserError(
-            f"budget={budget:g}: the charging rule of {', '.join(unknown)} is not known "
-            "(charging and charge_factor in its site file), so the cost cannot be capped; to cap GPU hours, set "
-            f"{key}.unit=GPU-h {key}.units_per_gpu.{points[0].bench.gpu.name}=1"
+            f"budget={budget:g}: the charging rule of {', '.join(sorted(unknown))} is not known "
+            f"(charging and charge_factor in its site file), so the cost cannot be capped; {way}"
         )
     units = sorted({site.charging.unit for site, _ in expenses})
     if len(units) > 1:

@@ -51,7 +51,8 @@ def wait(ledger: Ledger, nums: set[int]) -> None:
         log.info(sanitize(f"{share} {verb} unavailable here: {'; '.join(reasons)}"))
     if failed := len(incomplete) - len(unavailable):
         raise PointsFailedError(
-            f"{failed} of {pluralize(len(points), 'point')} did not complete; `rerun` shows which it would resubmit"
+            f"{failed} of {pluralize(len(points), 'point')} did not complete; "
+            "`rerun --dry-run` shows which it would resubmit"
         )
 
 

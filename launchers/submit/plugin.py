@@ -293,7 +293,7 @@ class SweepLauncher(Launcher):
                 self.ended_auto_sweeps.append(folder)
         if bench.dry_run and order and order.order_seed != bench.order_seed:
             log.info(f"Pass order_seed={order.order_seed} to get this order; a launch without it draws another one.")
-        if bench.repeats == AUTO and not submission.waited:
+        if bench.repeats == AUTO and not (submission.waited or bench.dry_run):
             log.info(f"When the jobs have ended: {shell_command('rerun', folder, '--repeats', 'auto')}")
         # Hydra wants a result of each point; those that failed have raised PointsFailedError.
         return [JobReturn(overrides=point.overrides, status=JobStatus.COMPLETED) for point in points]

@@ -280,6 +280,14 @@ COMMANDS = [
         "sites.delta.gpus={a40:{charge_factor:null},a100:{charge_factor:null},h200:{charge_factor:null}} budget=1",
         "to cap GPU hours, set sites.delta.charging.unit=GPU-h sites.delta.charging.units_per_gpu.h200=1",
     ),
+    (
+        "launch -m gpu=h100 site=delta sites.delta.gpus.h100.partition=x sites.delta.account.value=abcd-delta-gpu budget=1",
+        "cannot be capped; set sites.delta.gpus.h100.charge_factor and sites.delta.gpus.h100.cpus_per_gpu",
+    ),
+    (
+        "launch -m gpu=a100,l40s batch=4 site=grace sites.grace.gpus.l40s.partition=x budget=1",
+        "set sites.grace.charging.units_per_gpu.l40s and sites.grace.gpus.l40s.cpus_per_gpu",
+    ),
     ("launch -m gpu=cpu site=local", "recipe baseline needs a GPU, but gpu=cpu is none: put cpu first: recipe=cpu"),
     ("launch -m gpu=h200 recipe=cpu", "recipe cpu runs on the CPU, which would be recorded as gpu=h200"),
     ("launch -m +batchs=8,16", "batchs: no such key at the top. Did you mean batch?"),

@@ -75,6 +75,16 @@ def test_cancel_stops_known_jobs_and_reports_a_command_that_does_not_end(busy, j
     assert job.wait(60) is not None
 
 
+def test_cancel_of_a_point_of_this_machine_waits_for_no_other_command(busy, job, capsys):
+    """Regression: it was cancelled at once, and the command waited a minute for `launch` and failed."""
+    ledger, _, _ = busy
+    submit(ledger, job)
+    assert app.main(["cancel", str(ledger.folder), "--point", "0"]) == 0
+    assert "Another command" not in capsys.readouterr().out
+    assert job.wait(60) is not None
+    assert ledger.points()[0].last.cancelled
+
+
 def test_points_that_wait_in_a_plan_were_never_submitted_and_cancel_says_so(tmp_path, capsys):
     site = {"delta": asdict(SiteConfig(name="delta", connect=ConnectConfig(method="bundle")))}
     ledger = sweeps.a_sweep(tmp_path / "sweep", [a_point(0), a_point(1)], site)

@@ -217,6 +217,23 @@ def test_what_is_surely_not_meant_is_told_before_it_is_submitted_unless_it_is_si
         assert "WARNING" not in capsys.readouterr().out
 
 
+def test_images_that_no_step_trains_on_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: texts beside images counted as images, and held-out images as those to train on."""
+    monkeypatch.chdir(tmp_path)
+    folder, prepared = tmp_path / "folder", tmp_path / "prepared"
+    folder.mkdir()
+    for name in ("a.jpg", "b.jpg", "a.txt", "b.txt", "metadata.csv", "._a.jpg"):
+        (folder / name).touch()
+    prepared.mkdir()
+    (prepared / "prepared.json").write_text('{"num_images": 4, "split": {"train": 2, "validation": 2}}')
+    for kind, root, words in (("folder", folder, "2 images"), ("prepared", prepared, "2 images for training")):
+        line = ["launch", "-m", "gpu=h200", "batch=3", f"data={kind}", f"data.root={root}", "--dry-run"]
+        assert app.main(line) == 0
+        assert f"WARNING: batch=3: the data has {words}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("main", [app.main, launch.main])
 @pytest.mark.parametrize(
     "arguments", [["-m", "gpu=a40", "hydra.sweep.dir=/tmp/\udcff"], ["--plan", "/tmp/\udcff/plan.delta.yaml"]]

@@ -15,6 +15,7 @@ from .levers import RecipeConfig
 from .site import SiteConfig
 
 Doubt = str | bool | None  # a sentence, or nothing
+NO_IMAGES: Final = (".txt", ".csv", ".json", ".jsonl", ".md")  # what lies beside images: captions, positions
 
 
 def _slow_cpu(bench: BenchConfig, _: SiteConfig) -> Doubt:
@@ -31,7 +32,8 @@ def _batch(bench: BenchConfig, _: SiteConfig) -> Doubt:
     step = bench.batch_size * bench.ranks
     images = min(_count_images(bench.data.kind, bench.data.root or "", step), bench.data.num_images or step)
     gpus = f" on {bench.ranks} GPUs" if bench.ranks > 1 else ""
-    return step > images and f"batch={bench.batch}{gpus}: the data has {images:,} images"
+    trained = " for training" if bench.data.kind == "prepared" else ""  # the others are held out
+    return step > images and f"batch={bench.batch}{gpus}: the data has {images:,} images{trained}"
 
 
 @cache  # most points of a sweep have one folder
@@ -40,9 +42,11 @@ def _count_images(kind: str, data_root: str, enough: int) -> int:
     root = expand_path(data_root)
     with suppress(OSError, ValueError, KeyError, TypeError):  # opening the data says why
         if kind == "prepared":
-            return int((read_json(root / PREPARED) or {})["num_images"])
+            return int((read_json(root / PREPARED) or {})["split"]["train"])
         if kind == "folder" and root.is_dir():
-            return sum(1 for _ in islice((name for *_, names in os.walk(root) for name in names), enough))
+            files = (name for *_, names in os.walk(root) for name in names)
+            images = (name for name in files if name[0] != "." and not name.lower().endswith(NO_IMAGES))
+            return sum(1 for _ in islice(images, enough))
     return enough
 
 

@@ -338,6 +338,9 @@ def test_folder_name_is_quoted_in_printed_commands(capsys, tmp_path):
     assert printed == shell_command("rerun", folder, "--repeats", "auto")
     pasted = subprocess.run(["bash", "-c", f"printf '%s\\n' {printed}"], capture_output=True, text=True, check=True)
     assert pasted.stdout.splitlines() == ["inpaint-bench", "rerun", str(folder), "--repeats", "auto"]
+    # Regression: a dry run, which makes no sweep directory, named the command too.
+    assert main(["-m", *unreachable, f"hydra.sweep.dir='{tmp_path / 'dry'}'", "dry_run=true"]) == 0
+    assert "When the jobs have ended" not in capsys.readouterr().out
 
 
 def test_dry_run_continues_where_scripts_cannot_be_written(capsys, tmp_path):
