@@ -281,7 +281,8 @@ COMMANDS = [
         "to cap GPU hours, set sites.delta.charging.unit=GPU-h sites.delta.charging.units_per_gpu.h200=1",
     ),
     (
-        "launch -m gpu=h100 site=delta sites.delta.gpus.h100.partition=x sites.delta.account.value=abcd-delta-gpu budget=1",
+        "launch -m gpu=h100 site=delta sites.delta.gpus.h100.partition=x sites.delta.account.value=abcd-delta-gpu "
+        "budget=1",
         "cannot be capped; set sites.delta.gpus.h100.charge_factor and sites.delta.gpus.h100.cpus_per_gpu",
     ),
     (
