@@ -181,12 +181,6 @@ def test_two_gpus_are_compared_as_if_they_were_one(capsys: pytest.CaptureFixture
     assert "--gpu" not in capsys.readouterr().err
 
 
-def test_what_has_no_rate_on_either_side_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    """Regression: denoisers, which are compared case by case, failed beside themselves."""
-    denoisers = str(ROOT / "benchmarks/results/2026-11-23-h200-denoisers")
-    assert app.main(["compare", denoisers, denoisers, "--fail-on", "3%"]) == 0
-
-
 def test_a_terminal_that_is_not_of_utf_8_gets_other_characters() -> None:
     """Regression: an arrow or a dash ended the command with a traceback."""
     both = str(ROOT / "benchmarks/results/2026-11-23-h100-h200")
