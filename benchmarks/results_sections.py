@@ -88,8 +88,9 @@ def _curves() -> Iterator[tuple[str, str, int, Curves, Curves]]:
         yield from ((reference, name, block, curves[reference], curves[name]) for name in tested)
     sides: dict[str, Curves] = {"baseline": {}, "tuned_online": {}}
     for folder in PLAIN:  # one side reads photographs, the other prepared ones: no dataset holds both as one study
+        dataset = open_dataset(RESULTS / folder)
         for recipe, losses_of_seeds in sides.items():
-            losses_of_seeds |= loss_curves.read_curves(open_dataset(RESULTS / folder), [recipe])[recipe]
+            losses_of_seeds |= loss_curves.read_curves(dataset, [recipe])[recipe]
     yield *sides, BLOCK, *sides.values()
 
 

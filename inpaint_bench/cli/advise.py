@@ -239,19 +239,19 @@ def _is_wanted(recipe: str, wished: str | None) -> bool:
 
 def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, Any]) -> str:
     """Return that nothing fits the wishes, and for each of them with which values there would be an option."""
-    found: dict[str, Iterable[Any]] = {}
+    values: dict[str, Iterable[Any]] = {}
     chosen = [key for key in ("gpu", "gpus", "px", "batch", "recipe", "site") if key in wish]
     for key in chosen:
         others = {name: value for name, value in wish.items() if name != key}
         if key == "px":
             sizes = {cell.work.resolution_px for cell in cells if cell.work.model == wish["model"]}
-            found[key] = {px for px in sizes if any(_options({**others, key: px}, cells, user))}
+            values[key] = {px for px in sizes if any(_options({**others, key: px}, cells, user))}
         else:
-            found[key] = {getattr(option, key) for option in _options(others, cells, user)}
+            values[key] = {getattr(option, key) for option in _options(others, cells, user)}
     if "site" not in wish and any(_options({**wish, "site": "local"}, cells, user)):
-        found["site"] = ["local (this machine)"]
+        values["site"] = ["local (this machine)"]
     wished = " ".join(f"{key}={wish[key]}" for key in ("model", *chosen))
-    changes = "; ".join(f"{key}={list_some(list(map(str, sorted(has))), 6)}" for key, has in found.items() if has)
+    changes = "; ".join(f"{key}={list_some(list(map(str, sorted(each))), 6)}" for key, each in values.items() if each)
     alternatives = f" If one of these changes, there is {changes}." if changes else ""
     return f"{wished}: no option is known.{alternatives} Run it once, merge, and name the dataset with --datasets"
 

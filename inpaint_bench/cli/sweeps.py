@@ -89,9 +89,7 @@ def run_cancel(sweep: Path, *, point: list[int] | None, as_json: bool) -> None:
         raise UserError(f"--point {min(unknown)}: the sweep has no such point; `status` lists them")
     locked = ledger.is_locked()  # before Slurm is queried, which then knows what was submitted in the meantime
     number, problems = _cancel_open_points(ledger, point)
-    sites, sweep_points = sites_of(ledger), ledger.points()
-    # What waits on this machine is cancelled by the record alone.
-    if locked and not (point and all(not sites[sweep_points[num].site].connection.has_slurm for num in point)):
+    if locked and not (point and _are_of_this_machine(ledger, point)):
         echo(f"Another command {BUSY}; waiting for it, {BUSY_TIMEOUT_S:g} s at most.", error=as_json)
         try:
             with ledger.lock(timeout_s=BUSY_TIMEOUT_S):
@@ -119,6 +117,12 @@ def run_cancel(sweep: Path, *, point: list[int] | None, as_json: bool) -> None:
         raise UserError("; ".join(problems))
     if not number:
         echo("Nothing is queued or running.", error=as_json)
+
+
+def _are_of_this_machine(ledger: Ledger, chosen: Collection[int]) -> bool:
+    """Return whether no Slurm runs these points: once they are recorded as cancelled, no other command starts them."""
+    sites, points = sites_of(ledger), ledger.points()
+    return not any(sites[points[num].site].connection.has_slurm for num in chosen)
 
 
 def _cancel_open_points(ledger: Ledger, chosen: Collection[int] | None) -> tuple[int, list[str]]:

@@ -350,7 +350,7 @@ def _without_manifest(
     if cancelled:
         return _failed(Reason.CANCELLED, "")
     if state == PROCESS_EXITED:
-        moved = "" if artifacts.run_dir_exists else ", or its run directory was moved or deleted"
+        moved = "" if artifacts.run_dir_exists else f", or its files were moved or deleted ({_missing(artifacts)})"
         return _failed(
             Reason.NEVER_STARTED, f"its process exited before the workload started{moved}; see its log in jobs/"
         )

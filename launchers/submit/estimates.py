@@ -25,7 +25,6 @@ class Estimate:
     card_gib: float
     rate: Rate | None
     minutes: Interval | None  # time of the run, without the queue
-    job_minutes: Interval | None  # the same, but not beyond the limits of all starts of its job
     service_units: Interval | None
     joules: float | None
     gco2: float | None
@@ -59,14 +58,13 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
             work, shape = rates.work_of(bench), (bench.batch_size, bench.gpus, bench.nodes)
             peak = memory.predict_point(bench)
             rate = find(tuple(bench.datasets), work, bench.gpu.name, *shape)
-        minutes = job_minutes = units = joules = None
+        minutes = units = joules = None
         if rate:
-            images, most = images_of(bench, rate.images_per_s), point.starts * point.request.time_min
+            images = images_of(bench, rate.images_per_s)
             expected, least, longest = (seconds / 60 for seconds in rate.seconds(images))
             minutes = (expected, least, longest)
-            job_minutes = (min(expected, most), min(least, most), min(longest, most))
             if point.service_units is not None:
-                units = scaled(job_minutes, point.service_units / most)
+                units = scaled(_job_minutes(point, minutes), point.service_units / _most_minutes(point))
             joules = images * rate.joules_per_image or None
         room, grid = memory.usable_mib(bench.gpu), point.site.grid_gco2_per_kwh
         found[point.num] = Estimate(
@@ -75,7 +73,6 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
             card_gib=room / 1024,
             rate=rate,
             minutes=minutes,
-            job_minutes=job_minutes,
             service_units=units,
             joules=joules,
             gco2=joules / 3.6e6 * grid if joules and grid is not None else None,
@@ -111,7 +108,7 @@ def limit_problems(points: Sequence[Point], estimates: Mapping[int, Estimate]) -
     problems: Counter[str] = Counter()
     for point in points:
         minutes, limit = estimates[point.num].minutes, point.request.time_min
-        if minutes and minutes[0] > point.starts * limit:
+        if minutes and minutes[0] > _most_minutes(point):
             needs = f"likely needs {minutes[0]:.2g} min and the start of the job, and its time limit is {limit} min"
             more = f" in each of {point.starts} starts" if point.starts > 1 else ""
             if limit < point.site.gpus[point.bench.gpu.name].max_minutes:
@@ -145,7 +142,7 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
         if not timed:
             continue
         unit = members[0].site.charging.unit
-        minutes = _total(each.job_minutes for each in timed if each.job_minutes)
+        minutes = _total(_job_minutes(p, likely) for p in members if (likely := estimates[p.num].minutes))
         parts = [f"{amount(scaled(minutes, 1 / 60), 'h')} of jobs"]
         if charged := [each.service_units for each in own if each.service_units]:
             parts.append(amount(_total(charged), unit))
@@ -171,6 +168,16 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
 def _is_predicted(bench: BenchConfig) -> bool:
     """Return whether anything is predicted: not of a batch that is searched for, a demonstration, a CPU."""
     return not bench.searches_batch and not bench.demonstration and bool(bench.gpu.memory_gb)
+
+
+def _most_minutes(point: Point) -> int:
+    return point.starts * point.request.time_min
+
+
+def _job_minutes(point: Point, minutes: Interval) -> Interval:
+    """Return how long the job of a run of so many minutes takes, which ends at the time limit of its last start."""
+    most = _most_minutes(point)
+    return min(minutes[0], most), min(minutes[1], most), min(minutes[2], most)
 
 
 def _total(values: Iterable[Interval]) -> Interval:

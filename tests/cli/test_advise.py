@@ -200,12 +200,12 @@ def test_a_training_beyond_all_starts_of_a_job_gets_more_of_them(
 ) -> None:
     """Regression: its dry run said to raise a time limit that was the partition's, and gave its hours without it."""
     long = [*WISHES[:1], "images=1e6", "epochs=10", "gpu=a40", "recipe=poster_baseline", "batch=16", "site=delta"]
-    words = shlex.split(next(line for line in advise(capsys, *long).splitlines() if " launch -m " in line))[2:]
-    words = [word for word in words if not word.startswith("data")] + ["dry_run=true"]
-    assert words[-2] == "rerun.timeout.requeues=7"
-    assert launch.main([*words, f"hydra.sweep.dir={tmp_path / 'enough'}"]) == 0
+    arguments = shlex.split(next(line for line in advise(capsys, *long).splitlines() if " launch -m " in line))[2:]
+    arguments = [argument for argument in arguments if not argument.startswith("data")] + ["dry_run=true"]
+    assert arguments[-2] == "rerun.timeout.requeues=7"
+    assert launch.main([*arguments, f"hydra.sweep.dir={tmp_path / 'enough'}"]) == 0
     assert "raise" not in capsys.readouterr().out
-    assert launch.main([*words, "rerun.timeout.requeues=3", f"hydra.sweep.dir={tmp_path / 'few'}"]) == 0
+    assert launch.main([*arguments, "rerun.timeout.requeues=3", f"hydra.sweep.dir={tmp_path / 'few'}"]) == 0
     text = capsys.readouterr().out
     assert "2880 min in each of 4 starts; raise rerun.timeout.requeues" in text
     assert "likely 192 (192 to 192) h of jobs" in text

@@ -228,10 +228,10 @@ def test_images_that_no_step_trains_on_are_not_counted(
         (folder / name).touch()
     prepared.mkdir()
     (prepared / "prepared.json").write_text('{"num_images": 4, "split": {"train": 2, "validation": 2}}')
-    for kind, root, words in (("folder", folder, "2 images"), ("prepared", prepared, "2 images for training")):
+    for kind, root, images in (("folder", folder, "2 images"), ("prepared", prepared, "2 images for training")):
         line = ["launch", "-m", "gpu=h200", "batch=3", f"data={kind}", f"data.root={root}", "--dry-run"]
         assert app.main(line) == 0
-        assert f"WARNING: batch=3: the data has {words}" in capsys.readouterr().out
+        assert f"WARNING: batch=3: the data has {images}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("main", [app.main, launch.main])

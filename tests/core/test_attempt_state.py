@@ -1,7 +1,6 @@
 """resolve_attempt_state: the state of an attempt from what Slurm, the manifest and the Parquet parts say."""
 
 import json
-import re
 
 import msgspec
 import pytest
@@ -170,7 +169,7 @@ def test_damaged_manifest_without_an_answer_of_slurm_is_unknown(tmp_path):
 def test_deleted_run_directory_is_named(slurm, tmp_path):
     result = resolve(slurm, artifacts=RunArtifacts.read(tmp_path / "0" / "attempt-1"))
     assert result.state is FAILED
-    assert re.search("no run directory|its run directory was moved or deleted", result.message)
+    assert "no run directory" in result.message
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '"x"', '{"status": "comp', "\xff", '{"status": "exploded"}'])

@@ -317,11 +317,11 @@ class TestTraining:
         monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # to unset it again after the test
         monkeypatch.delenv("TRITON_PTXAS_PATH")
         network = torch.nn.Linear(1, 1)
-        for choice, found in (("default", False), ("max-autotune", True)):
+        for choice, is_set in (("default", False), ("max-autotune", True)):
             chosen = bench(*split_choices(["recipe=cpu"]), f"recipe.compile={choice}")
             calls = {"unet": network}
             Compile().apply(Execution(bench=chosen, device=CPU, networks=dict(calls), calls=calls, eager_pass=list))
-            assert os.environ.get("TRITON_PTXAS_PATH", "").endswith("bin/ptxas") == found
+            assert os.environ.get("TRITON_PTXAS_PATH", "").endswith("bin/ptxas") == is_set
 
     @pytest.mark.faults  # the compiler takes a minute and more
     @pytest.mark.timeout(1800)

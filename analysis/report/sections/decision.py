@@ -249,7 +249,7 @@ def _row(decision: BatchDecision, runs: list[dict[str, Any]], plain: Cell | None
     if cell["workload"] != published.WORKLOAD and not any(given.startswith("workload=") for given in work):
         overrides.append(f"workload={cell['workload']}")
     levers = {lever["name"] for lever in json.loads(runs[0]["levers"] or "[]")}
-    if "cuda_graph" in levers and (cell["gpus"] or 1) > 1:  # of all nodes
+    if "cuda_graph" in levers and (cell["gpus"] or 1) > 1:  # the GPUs of all nodes
         work.append(GRAPH_WARMUP)
     # Quoted: they are to be pasted into a shell, and a manifest may come from elsewhere.
     pasted = shlex.join([*overrides, *work, *recipe_labels.overrides(cell["recipe"], runs[0]["recipe_parts"])])

@@ -20,7 +20,7 @@ REGULAR_EXPRESSIONS: Final = {"regular_expressions": True}
 UNLIMITED: Final = frozenset({"unlimited", "infinite"})
 FORMATS: Final = "MIN, MIN:SEC, HOUR:MIN:SEC, DAY-HOUR, DAY-HOUR:MIN or DAY-HOUR:MIN:SEC"  # forms of sbatch --time
 MOST_LISTED: Final = 12  # names of a long list are left to the help if there is a close one
-# Of a site or GPU that `new` adds: other words are no text for Hydra, or mean no single site.
+# The name of a site or GPU that `new` adds. Other words are no text for Hydra, or mean no single site.
 NEW_NAME: Final = re.compile(r"(?!(?i:null|true|false|nan|inf|auto|soonest|all)$)[A-Za-z][\w-]*", re.ASCII)
 REMOVED: Final = {  # keys of earlier versions, and what does their job now
     "webhook_file": "notify.mail has Slurm write at the end",
