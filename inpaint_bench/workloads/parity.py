@@ -155,6 +155,11 @@ def _run(components: StepComponents, size: int) -> Results:
     for start in range(0, count, size):
         rows, compared = slice(start, start + size), slice(count - start)
         *given, target = (value[rows] for value in inputs)
+        # As in training before the UNet: with inductor's CUDA graphs the next compiled call overwrites its gradients.
+        if components.encodes:
+            with torch.no_grad(), components.encoder_context():
+                moments = components.vae_moments(image[rows].to(components.device))
+            values["encoder_rel"].append(moments[compared].float().cpu())
         with components.network_context(), components.attention_kernels():
             predicted = components.calls["unet"](*given, return_dict=False)[0][compared]
         # Their sum is the mean of all.
@@ -162,10 +167,6 @@ def _run(components: StepComponents, size: int) -> Results:
         (loss * scale).backward()
         values["prediction_rel"].append(predicted.detach().float().cpu())
         values["loss_rel"].append(loss.detach().cpu()[None])
-        if components.encodes:
-            with torch.no_grad(), components.encoder_context():
-                moments = components.vae_moments(image[rows].to(components.device))
-            values["encoder_rel"].append(moments[compared].float().cpu())
     if components.parallel:
         components.parallel.finish()
     every = components.networks.unet_gradients()
