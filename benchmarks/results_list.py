@@ -190,7 +190,16 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
         cases=ladder,
     ),
     Measured(
-        title="One lever at a time",
+        title="One lever of `baseline` at a time",
+        datasets=("2026-11-30-h200-levers",),
+        text="Photographs, encoders in the step. On other cards of the hosts `max-autotune` compiled meanwhile, so that "
+        "the host launched kernels later: `attn_flash` and `channels_last` are not steady. The first start of "
+        "`compile_max-autotune` takes longer than 17 minutes; see the log.",
+        rows={"recipe": "recipe"},
+        figures=(RATE, JOULES, *VRAM, BUSY),
+    ),
+    Measured(
+        title="One lever of `earlier_baseline` at a time",
         datasets=("2026-11-21-h200-levers-x4",),
         text="Each lever alone, on several cards: a small gap may be a difference of the cards.",
         rows={"recipe": "recipe"},
