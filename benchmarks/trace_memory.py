@@ -33,6 +33,7 @@ import polars as pl
 
 from analysis.dataset import open_dataset
 from inpaint_bench.commands.exit_codes import guarded
+from inpaint_bench.core.config.levers import INDUCTOR_GRAPHS
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory
 
@@ -232,7 +233,7 @@ class Measured:
     px: int
     batch: int
     ranks: int
-    peak_mib: float  # allocated; with a CUDA graph reserved
+    peak_mib: float  # allocated; with CUDA graphs reserved
     total_mib: float  # free of the driver, of the card
 
 
@@ -245,7 +246,8 @@ def measured() -> list[Measured]:
         for _, group in runs.group_by("gpu", "model", "recipe", "batch", "gpus", maintain_order=True):
             row = group.row(0, named=True)
             fields = {lever["field"]: lever["requested"] for lever in json.loads(row["levers"] or "[]")}
-            column = "torch_reserved_peak_mib" if fields.get("cuda_graph") else "torch_allocated_peak_mib"
+            graphs = fields.get("cuda_graph") or fields.get("compile") in INDUCTOR_GRAPHS
+            column = "torch_reserved_peak_mib" if graphs else "torch_allocated_peak_mib"
             used, share = group["vram_used_mib_peak"].max(), group["vram_pct"].max()
             cells.append(
                 Measured(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .bench import BenchConfig
-from .levers import DIVIDED_WEIGHTS
+from .levers import DIVIDED_WEIGHTS, INDUCTOR_GRAPHS
 from .recipe import levers
 
 _NO_GPU = "needs a GPU, and this recipe runs on the CPU"
@@ -76,8 +76,10 @@ def _compile(bench: BenchConfig) -> str | None:
         return _NO_GPU if recipe.device == "cpu" else None
     if recipe.compile == "blocks" and "unet" not in has:
         return "this network has no repeated transformer blocks: set recipe.compile=default"
-    if recipe.cuda_graph and recipe.compile in ("reduce-overhead", "max-autotune"):
+    if recipe.compile in INDUCTOR_GRAPHS and recipe.cuda_graph:
         return f"compile={recipe.compile} makes CUDA graphs of its own, cuda_graph cannot enclose them"
+    if recipe.compile in INDUCTOR_GRAPHS and recipe.accumulate > 1:
+        return f"the CUDA graphs of compile={recipe.compile} overwrite gradients that accumulate (pytorch#169545)"
     if recipe.unet == "nhwc":
         return "the channels-last UNet has its own kernels, and torch.compile could only break its graph around them"
     return None

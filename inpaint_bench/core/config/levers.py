@@ -66,6 +66,7 @@ def switch(**declared: Any) -> Any:
 
 
 DIVIDED_WEIGHTS = ("fsdp2", "tensor", "pipeline")  # with these each rank has a part of the weights only
+INDUCTOR_GRAPHS = ("reduce-overhead", "max-autotune")  # values of `compile` that make CUDA graphs
 STORED_BITS = {"fp8": 8, "nf4": 4}  # bits of a frozen weight, by the value of `linears` or `frozen_storage`
 
 
@@ -276,7 +277,7 @@ class RecipeConfig:
             "default": Named("torch.compile of the UNet and of the VAE encoder", "compile"),
             "blocks": "torch.compile of the transformer blocks alone, each kind once: a short compilation",
             "reduce-overhead": "torch.compile with its own CUDA graphs",
-            "max-autotune": "torch.compile with tuned kernels and CUDA graphs; compiling SD 1.5 takes over 14 min",
+            "max-autotune": "torch.compile with tuned kernels and CUDA graphs; compiling SD 1.5 takes over 17 min",
             "max-autotune-no-cudagraphs": Named(
                 "torch.compile with tuned kernels, without CUDA graphs", "compile_max-autotune_plain"
             ),

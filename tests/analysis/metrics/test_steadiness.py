@@ -111,6 +111,8 @@ UNSTEADY = {  # of the committed datasets of 26 November and later, all runs tha
     ("2026-11-30-h200-breadth", "amp_fp16", 2): (-0.26, -5.53),
     ("2026-11-30-h200-breadth", "poster_optimized", 24): (1.78, 6.72),
     ("2026-11-30-h200-counters", "baseline", 104): (-0.48, 5.84),
+    ("2026-11-30-h200-levers", "baseline+attn_flash", 16): (0.97, -2.77),  # beside a compilation on the host
+    ("2026-11-30-h200-levers", "baseline+channels_last", 16): (4.03, 1.87),
     ("2026-11-30-h200-two-gpus", f"earlier_baseline+grad_checkpoint+fsdp2+{FLUX_FP32}", 4): (4.21, 5.33),
     ("2026-11-30-h200-two-gpus", f"earlier_baseline+grad_checkpoint+tensor+{FLUX_FP32}", 4): (-1.13, 6.79),
     ("2026-11-30-h200-two-gpus", f"earlier_baseline+adamw_fused+grad_checkpoint+bucket_view+zero1+{FLUX_FP32}", 1): (
