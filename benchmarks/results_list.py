@@ -192,8 +192,8 @@ PAGE: tuple[Measured | Callable[[], Iterator[str]], ...] = (
     Measured(
         title="One lever of `baseline` at a time",
         datasets=("2026-11-30-h200-levers",),
-        text="Photographs, encoders in the step. Beside these runs `max-autotune` compiled for another card of the host, "
-        "which launched kernels later: `attn_flash` and `channels_last` are not steady. The first start of "
+        text="Photographs, encoders in the step. Beside these runs `max-autotune` compiled for another card of the "
+        "host, which launched kernels later: `attn_flash` and `channels_last` are not steady. The first start of "
         "`compile_max-autotune` takes longer than 17 minutes; see the log.",
         rows={"recipe": "recipe"},
         figures=(RATE, JOULES, *VRAM, BUSY),

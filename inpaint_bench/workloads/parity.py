@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from inpaint_bench.core.config.levers import DIVIDED_WEIGHTS, INDUCTOR_GRAPHS
+from inpaint_bench.core.config.levers import DIVIDED_WEIGHTS
 from inpaint_bench.core.records import PARITY_TOLERANCE, Parity
 from inpaint_bench.core.stages import stage
 from inpaint_bench.core.workloads.finetune_inpaint import finetune_keys
@@ -150,8 +150,6 @@ def _run(components: StepComponents, size: int) -> Results:
     """
     inputs, image = _inputs(components)
     count = min(len(image), IMAGES_COMPARED)
-    if components.recipe.compile in INDUCTOR_GRAPHS:  # which overwrite gradients that accumulate
-        count = min(count, components.compared_size)
     scale = FP16_SCALE if components.autocast_dtype is torch.float16 else 1.0
     values: dict[str, list[Tensor]] = defaultdict(list)
     for start in range(0, count, size):

@@ -17,6 +17,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from omegaconf import OmegaConf
 
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.conflicts import lever_problem
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.config.validation import override_key
 from inpaint_bench.core.console import console, pluralize, sanitize, table
@@ -310,9 +311,9 @@ def _oom_gpu(candidate: _Candidate) -> Decision:
     for place, change in enumerate(relief):
         if any(_is_set(point, later) for later in relief[place:] if override_key(later) == override_key(change)):
             continue  # this step, or a later one of the same key, was not enough
-        label = _label(candidate.compose(change))
-        # A step that changes nothing under this recipe is passed over.
-        if label != previous:
+        label = _label(changed := candidate.compose(change))
+        # A step that changes nothing under this recipe, or cannot be in it, is passed over.
+        if label != previous and lever_problem(changed.bench) is None:
             return candidate.submit(f"submitted as {label}, reported under that label", change)
     return candidate.skip("rerun.oom_gpu.relief has no further step; a smaller batch=... makes another point")
 

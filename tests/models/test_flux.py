@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,21 @@ def test_reference_with_weights_in_bf16_is_that_of_the_same_weights_in_fp32() ->
         assert {p.dtype for p in networks.unet.parameters()} == {torch.float32 if widened else torch.bfloat16}
     assert max(filter(None, parity._errors(components, found[1], found[0]).values())) < 1e-5
     source.close()
+
+
+def test_gradients_are_compared_before_another_compiled_network_is_called() -> None:
+    """Regression: inductor's CUDA graphs overwrite them then, and a job ended with RuntimeError."""
+    workload = build()
+    called: list[str] = []
+
+    def noted(role: str, network: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *inputs, **named: (called.append(role), network(*inputs, **named))[1]
+
+    calls = workload.components.calls
+    calls.update({role: noted(role, network) for role, network in calls.items()})
+    parity.compare(workload.components, None)
+    assert called == ["vae_encoder", "unet"]
+    workload.close()
 
 
 def test_time_and_guidance_of_the_reference_are_those_of_bf16() -> None:

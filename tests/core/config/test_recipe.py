@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from inpaint_bench import levers
 from inpaint_bench.core.config import recipe
+from inpaint_bench.core.config.conflicts import lever_problem
 from inpaint_bench.core.config.levers import FIELDS, LEVERS, RecipeConfig
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.hydra_support import register
@@ -139,6 +140,16 @@ def test_no_two_levers_or_bundles_have_one_name() -> None:
     values = sum(2 if isinstance(value, bool) else 1 for value in vars(RecipeConfig()).values())
     assert len({(lever.field, lever.value) for lever in LEVERS.values()}) == len(LEVERS) > values
     assert not set(LEVERS) & set(recipe.bundles())
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize(("field", "reason"), [("cuda_graph=true", "cannot enclose"), ("accumulate=2", "overwrite")])
+def test_what_the_cuda_graphs_of_inductor_do_not_go_with(mode: str, field: str, reason: str) -> None:
+    """Regression: a job ended in its first step with RuntimeError, accumulating gradients."""
+    point = ("recipe=baseline", "batch=2", f"recipe.compile={mode}")
+    assert lever_problem(bench(*point)) is None
+    assert reason in (lever_problem(bench(*point, f"recipe.{field}")) or "")
+    assert lever_problem(bench(*point[:2], "recipe.compile=default", f"recipe.{field}")) is None
 
 
 class TestSpelling:

@@ -175,6 +175,13 @@ class TestGpuOutOfMemory:
         assert point is None
         assert "rerun.oom_gpu.relief has no further step" in decision.action
 
+    def test_a_relief_step_that_the_recipe_cannot_have_is_passed_over(self, decide_one):
+        """`reduce-overhead` makes CUDA graphs, which overwrite gradients that accumulate."""
+        graphs = ["recipe=[baseline,compile_reduce-overhead]", "recipe.grad_checkpoint=true"]
+        decision, point = decide_one(Reason.OOM_GPU, *graphs, only="oom_gpu")
+        assert point is None
+        assert "rerun.oom_gpu.relief has no further step" in decision.action
+
     def test_changes_by_the_user_count_if_they_give_another_label(self, decide_one):
         _, point = decide_one(Reason.OOM_GPU, only="oom_gpu", changes=["batch=8"])
         assert (point.bench.batch, point.bench.recipe.grad_checkpoint) == (8, False)
