@@ -31,7 +31,7 @@ from inpaint_bench.core.workloads.finetune_inpaint import GRAPH_WARMUP
 
 from .study_tables import KINDS
 
-_CHOOSES_WORK = re.compile(r"\+{0,2}((model|workload)[.=](?!(min_)?(warmup|measure)_)|data\.resolution_px=)")
+_CHOOSES_WORK = re.compile(r"\+{0,2}(model|workload|data)[.=](?!(min_)?(warmup|measure)_)")
 # What a recipe is compared with, in words.
 PLAIN = {
     **dict.fromkeys((recipe_labels.BASELINE, "fp32", "cpu"), "the plain loop"),
@@ -269,7 +269,7 @@ def _batch(batch: int, choice: Choice | None) -> str:
 
 
 def _work(runs: list[dict[str, Any]]) -> list[str]:
-    """Return the overrides that chose model and workload, but not how long to measure, if all runs were given them."""
+    """Return the overrides that all runs were given of model, workload and data, but not how long to measure."""
     given = [shlex.split(run["overrides"] or "") for run in runs]
     shared = [override for override in given[0] if all(override in others for others in given)]
     return [override for override in shared if _CHOOSES_WORK.match(override)]

@@ -226,6 +226,15 @@ def test_a_table_leaves_out_columns_before_it_cuts_one_off(
     assert re.search(r"Volumes/s.*0\.0757", capsys.readouterr().out, re.DOTALL)
 
 
+def test_the_fastest_recipe_is_named_with_the_data_that_its_caches_need(
+    committed: Committed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: `launch` refused the command: cache_image needs data=prepared."""
+    report.print_answer(committed[FLAGSHIP][0])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Fastest: "))
+    assert line == "Fastest: gpu=h200 batch=64 data=prepared data.root=/tmp/prepared 'recipe=[tuned_hopper]'"
+
+
 def test_the_fastest_recipe_of_several_gpus_is_named_with_what_its_graph_needs(
     committed: Committed, capsys: pytest.CaptureFixture[str]
 ) -> None:
