@@ -65,8 +65,10 @@ class Option:
     def lines(self) -> Iterator[str]:
         """Yield the option as text."""
         yield f"    {self}" + (f", {self.memory_gib:.1f} GiB" if self.memory_gib else "")
-        at_most = "SU at most" if site_rates.rate(self.site, self.gpu).at_most else "SU"
-        takes = {"h": self.hours, "GPU-h": self.gpu_hours, at_most: self.service_units, "USD": self.usd}
+        charge = site_rates.rate(self.site, self.gpu)
+        takes: dict[str, Interval | None] = {"h": self.hours, "GPU-h": self.gpu_hours}
+        if self.service_units:
+            takes |= {f"{charge.unit} at most" if charge.at_most else charge.unit: self.service_units, "USD": self.usd}
         takes |= {"MJ": self.joules and scaled(self.joules, 1e-6), "kg of CO2": self.gco2 and scaled(self.gco2, 1e-3)}
         listed = ", ".join(amount(values, unit) for unit, values in takes.items() if values)
         yield f"    {listed}" + ("" if self.joules else ", energy not known")
@@ -185,8 +187,13 @@ def _recipe(text: str) -> str:
     return name
 
 
-def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, Any]) -> Iterator[Option]:
-    """Yield every option whose rate is known and whose memory suffices, as far as that is known."""
+def _options(
+    wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, Any], *, any_length: bool = False
+) -> Iterator[Option]:
+    """Yield every option whose rate is known, and whose memory suffices as far as that is known.
+
+    A training that one start of a job cannot finish is an option where jobs requeue themselves, or for `any_length`.
+    """
     known = [
         cell for cell in cells
         if (cell.work.model, cell.work.resolution_px, cell.nodes) == (wish["model"], wish.get("px", 512), 1)
@@ -203,9 +210,15 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
         content = read_config_file(conf_dir() / "site" / f"{site}.yaml", "site")
         grid = user.get(f"sites.{site}.grid_gco2_per_kwh", content.get("grid_gco2_per_kwh"))
         is_slurm = content.get("connect", {}).get("method") != "local"
+        image = content.get("environment", {}).get("container", {}).get("image")
+        image = user.get(f"sites.{site}.environment.container.image", image)  # it has no scontrol
+        requeues = any_length or (content.get("requeue", {}).get("request") and not image)
         for gpu in sorted(content.get("gpus", {}).keys() & ({wish["gpu"]} if "gpu" in wish else rates.cards().keys())):
             entry, charge = content["gpus"][gpu], site_rates.rate(site, gpu)
             price = user.get(f"sites.{site}.charging.price_per_unit", charge.price_per_unit)
+            if user.get(f"sites.{site}.charging.currency", charge.currency or "USD") != "USD":
+                price = None
+            longest = entry.get("max_minutes")
             for work, gpus, batch in sorted(shapes):
                 rate = rates.find(work, gpu, batch, cells, gpus=gpus)
                 if rate is None or (is_slurm and gpus > entry.get("max_per_node", 1)):
@@ -216,6 +229,12 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
                     continue
                 images = wish["images"] * wish["epochs"]
                 hours, joules = scaled(rate.seconds(images), 1 / 3600), rate.joules(images)
+                time_min, starts = max(10, math.ceil(hours[2] * 66)), 1
+                if isinstance(longest, int) and time_min > longest:
+                    if not requeues:
+                        continue
+                    # The training requeues itself there, and begins once more.
+                    time_min, starts = longest, math.ceil(time_min / longest)
                 charged, per_hour = charge.unit != site_rates.GPU_HOURS.unit, charge.units_per_gpu_hour * gpus
                 units = scaled(hours, per_hour) if charged else None
                 yield Option(
@@ -224,7 +243,7 @@ def _options(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
                     usd=scaled(units, price) if units and price else None, joules=joules,
                     gco2=scaled(joules, grid / 3.6e6) if joules and grid is not None else None,
                     memory_gib=peak.needed_mib / 1024 if peak else None, source=rate.source,
-                    command=_command(wish, site, gpu, gpus, batch, work, hours[2], entry.get("max_minutes")),
+                    command=_command(wish, site, gpu, gpus, batch, work, time_min, starts),
                 )  # fmt: skip
 
 
@@ -252,17 +271,16 @@ def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
         values["site"] = ["local (this machine)"]
     wished = " ".join(f"{key}={wish[key]}" for key in ("model", *chosen))
     changes = "; ".join(f"{key}={list_some(list(map(str, sorted(each))), 6)}" for key, each in values.items() if each)
+    if any(_options(wish, cells, user, any_length=True)):
+        how = "request: true of requeue in the site's file lets it, but not in a container"
+        return f"{wished}: takes longer than a job may run, and no job here would requeue itself; {how}"
     alternatives = f" If one of these changes, there is {changes}." if changes else ""
     return f"{wished}: no option is known.{alternatives} Run it once, merge, and name the dataset with --datasets"
 
 
 def _command(
-    wish: dict[str, Any], site: str, gpu: str, gpus: int, batch: int, work: rates.Work, most_h: float, longest: Any
+    wish: dict[str, Any], site: str, gpu: str, gpus: int, batch: int, work: rates.Work, time_min: int, starts: int
 ) -> str:
-    """Return the command of an option that takes at most `most_h`; `longest` is the partition's limit in minutes."""
-    time_min, starts = max(10, math.ceil(most_h * 66)), 1
-    if isinstance(longest, int) and time_min > longest:  # the training requeues itself there, and begins once more
-        time_min, starts = longest, math.ceil(time_min / longest)
     fields = recipes.fields_of(work.recipe)
     prepared = any(name in recipes.PREPARED_ONLY for name in fields)
     needed = [GRAPH_WARMUP] if gpus > 1 and fields.get("cuda_graph") else []

@@ -117,8 +117,29 @@ def node_mem_gb(entry: SiteGpu) -> int | None:
     return entry.mem_gb_per_gpu * entry.max_per_node if entry.mem_gb_per_gpu else None
 
 
+# Options of sbatch that change what a job costs, and the key that requests the same.
+_CHARGED = {
+    "time": "time_min",
+    "nodes": "nodes",
+    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task", "ntasks", "ntasks-per-node"), "gpus"),
+    **dict.fromkeys(("cpus-per-task", "cpus-per-gpu"), "cpus_per_gpu of the GPU"),
+    "exclusive": None,
+}
+_CHARGED_MEMORY = dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), "mem_gb")
+
+
+def uncounted_directives(site: SiteConfig, gpu: str) -> dict[str, str | None]:
+    """Return the directives of the site that change what a job costs, unseen by its charging rule; with the keys."""
+    charged = _CHARGED | (_CHARGED_MEMORY if gpu in site.charging.mem_gb_per_unit else {})
+    # One node and one task are the default of Slurm; a job of several must have these options or `ntasks`.
+    left_out = {name for name, value in site.directives.items() if value is None} & {"nodes", "ntasks-per-node"}
+    return {name: charged[name] for name in site.directives if name in charged and name not in left_out}
+
+
 def service_units(bench: BenchConfig, site: SiteConfig, request: SlurmRequest) -> float | None:
-    """Return the service units if each start of the job runs to its time limit. None: charging rule not known."""
+    """Return the service units if each start of the job runs to its time limit. None: not known."""
+    if uncounted_directives(site, bench.gpu.name):
+        return None
     entry = site.gpus[bench.gpu.name]
     cpus, mem_gb = (request.cpus_per_task or 0) * request.tasks, request.nodes * (request.mem_gb or 0)
     rate = site.charging.units_per_hour(bench.gpu.name, entry, bench.ranks, cpus or None, mem_gb or None)

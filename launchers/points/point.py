@@ -99,7 +99,7 @@ class Point:
     reachability: Reachability
     limit_basis: str = ""  # where `time_min=auto` got the time limit from
     site_basis: str = ""  # what each site said to `site=soonest`
-    service_units: float | None = None  # for all its starts; None: the site's charging rule is not known
+    service_units: float | None = None  # for all its starts; None: not known
     likely_min: float | None = None  # likely time of its run: by earlier runs if points_per_job=auto, else predicted
     attempt: int = 1
     run_id: str = ""

@@ -10,6 +10,7 @@ from inpaint_bench.core.attempt_state import RunArtifacts
 from inpaint_bench.core.config.site import SiteConfig
 from inpaint_bench.core.console import pluralize
 from inpaint_bench.core.errors import UserError
+from launchers.points.placement import uncounted_directives
 from launchers.points.point import Point, by_site
 from launchers.points.site_catalog import reachability
 from launchers.slurm.query import elapsed_s
@@ -145,6 +146,12 @@ def check_budget(points: Sequence[Point], budget: float | None, ledger: Ledger |
     earlier = _earlier_expenses(ledger, {point.num for point in points}) if ledger else []
     new = [(point.site, point.service_units) for point in points if point.site.connection.has_slurm]
     expenses = [*earlier, *new]
+    for point in points:
+        for name, key in uncounted_directives(point.site, point.bench.gpu.name).items():
+            raise UserError(
+                f"budget={budget:g}: sites.{point.site.name}.directives.{name} changes what a job costs, and the "
+                f"charging rule does not see it; leave it out{f', and set {key}' if key else ''}"
+            )
     if unknown := {site.name: site for site, amount in expenses if amount is None}:
         name, site = min(unknown.items())
         gpus = [p.bench.gpu.name for p in points if p.service_units is None and p.site.name == name]

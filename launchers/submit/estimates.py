@@ -1,11 +1,13 @@
 """What the points of a sweep will likely need: memory, minutes, service units and energy, before they are submitted."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from inpaint_bench.core.config.bench import BenchConfig
+from inpaint_bench.core.config.validation import override_key
 from inpaint_bench.core.console import pluralize, share
 from inpaint_bench.core.errors import UserError
 from inpaint_bench.core.estimates import memory, rates
@@ -54,7 +56,7 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
     found: dict[int, Estimate] = {}
     for point in points:
         bench, peak, rate = point.bench, None, None
-        if _is_predicted(bench):
+        if _is_predicted(bench) and not _is_other_work(point):
             work, shape = rates.work_of(bench), (bench.batch_size, bench.gpus, bench.nodes)
             peak = memory.predict_point(bench)
             rate = find(tuple(bench.datasets), work, bench.gpu.name, *shape)
@@ -63,9 +65,10 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
             images = images_of(bench, rate.images_per_s)
             expected, least, longest = (seconds / 60 for seconds in rate.seconds(images))
             minutes = (expected, least, longest)
+            of_job = _job_minutes(point, minutes)
             if point.service_units is not None:
-                units = scaled(_job_minutes(point, minutes), point.service_units / _most_minutes(point))
-            joules = images * rate.joules_per_image or None
+                units = scaled(of_job, point.service_units / _most_minutes(point))
+            joules = energy[0] * of_job[0] / expected if (energy := rate.joules(images)) else None
         room, grid = memory.usable_mib(bench.gpu), point.site.grid_gco2_per_kwh
         found[point.num] = Estimate(
             peak=peak,
@@ -168,6 +171,12 @@ def lines(points: Sequence[Point], estimates: Mapping[int, Estimate]) -> Iterato
 def _is_predicted(bench: BenchConfig) -> bool:
     """Return whether anything is predicted: not of a batch that is searched for, a demonstration, a CPU."""
     return not bench.searches_batch and not bench.demonstration and bool(bench.gpu.memory_gb)
+
+
+def _is_other_work(point: Point) -> bool:
+    """Return whether a network is not that of the model's file, or the optimizer not that of all known runs."""
+    changed = any(re.match(r"model\.(unet|transformer|vae|text_encoder)", override_key(o)) for o in point.overrides)
+    return changed or getattr(point.bench.workload, "optimizer", "adamw") != "adamw"
 
 
 def _most_minutes(point: Point) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import sys
 import time
@@ -193,6 +194,8 @@ def check_path(folder: Path) -> None:
             "a job would read it as another path: it may have no character that cannot be printed, no : % \\ ${, and "
             "no name that begins with a dash, or begins or ends with a space"
         )
+    elif left := next((name for name in folder.parts if re.fullmatch(r"\$\w+", name)), None):
+        problem = f"the shell left {left} as it is, perhaps in single quotes"
     elif max(map(len, map(os.fsencode, folder.parts))) > MAX_NAME_BYTES or len(os.fsencode(path)) > MAX_PATH_BYTES:
         problem = f"it is too long: a name may have {MAX_NAME_BYTES} bytes, and the path {MAX_PATH_BYTES}"
     if problem:

@@ -139,6 +139,28 @@ def test_co2_is_shown_where_the_site_has_a_grid_intensity(
     assert "kg of CO2" in advise(capsys, *WISHES, "gpu=h200")
 
 
+def test_a_price_in_another_currency_is_no_budget_in_usd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "config.yaml"
+    monkeypatch.setenv("INPAINT_BENCH_CONFIG", str(own))
+    for currency, shown in (("USD", True), ("EUR", False)):
+        own.write_text(f"sites.delta.charging.price_per_unit: 0.5\nsites.delta.charging.currency: {currency}\n")
+        assert ("USD" in advise(capsys, *WISHES, "gpu=h200")) == shown
+
+
+def test_a_site_whose_jobs_cannot_requeue_themselves_gets_no_training_beyond_one_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: the printed command did a part of the training."""
+    long = [*WISHES[:1], "images=1e6", "epochs=10", "gpu=a40", "recipe=poster_baseline", "batch=16", "site=delta"]
+    assert "rerun.timeout.requeues=7" in advise(capsys, *long)
+    (tmp_path / "config.yaml").write_text("sites.delta.environment.container.image: /apps/torch.sif\n")
+    monkeypatch.setenv("INPAINT_BENCH_CONFIG", str(tmp_path / "config.yaml"))
+    assert app.main(["advise", *long]) == 2
+    assert "takes longer than a job may run" in capsys.readouterr().err
+
+
 def test_dataset_of_ones_own_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wishes = [*WISHES, "gpu=h200", "recipe=earlier_baseline", "batch=64", "--datasets"]
     dataset, own = ROOT / "benchmarks/results/2026-11-21-h200-batches", tmp_path / "mine"

@@ -78,7 +78,7 @@ class Rate:
 
     images_per_s: float
     error: float  # relative, of rate and energy: between images_per_s / (1 + error) and images_per_s * (1 + error)
-    joules_per_image: float  # 0: not known
+    joules_per_image: float | None
     other_s: float
     source: str
     longest_other_s: float  # the longest of its datasets: a start takes two minutes if no kernels are compiled yet
@@ -291,7 +291,7 @@ def _prediction(n: int, cv: float) -> float:
 
 
 def _rate(cell: Cell, error: float, source: str, *, measured: bool = False) -> Rate:
-    return Rate(images_per_s=cell.images_per_s, error=error, joules_per_image=cell.joules_per_image,
+    return Rate(images_per_s=cell.images_per_s, error=error, joules_per_image=cell.joules_per_image or None,
                 other_s=cell.other_s, longest_other_s=cell.other_s, source=source, measured=measured)  # fmt: skip
 
 
@@ -329,7 +329,7 @@ def _times_ratio(
     return replace(
         rate,
         images_per_s=rate.images_per_s * ratio,
-        joules_per_image=0.0,  # nobody published the power of two cards at several batches
+        joules_per_image=None,  # nobody published the power of two cards at several batches
         source=f"{of}, times {base} {rate.source.removeprefix('measured ')}",
         measured=False,
         ratio_spread=(least / ratio, most / ratio),

@@ -214,6 +214,26 @@ def test_different_units_are_not_added(points: Points):
         check_budget(two[1:], 0.1)
 
 
+@pytest.mark.parametrize(
+    ("directive", "instead"),
+    [("time=2-00:00:00", "set time_min"), ("cpus-per-task=64", "set cpus_per_gpu"), ("gpus-per-node=4", "set gpus")],
+)
+def test_directive_that_the_charging_rule_does_not_see_makes_the_cost_unknown(
+    directive: str, instead: str, points: Points
+):
+    """Regression: 0.5 SU passed budget=1, and the script asked for two days."""
+    name = directive.partition("=")[0]
+    changed = points(f"gpu=a100 site=delta sites.delta.directives.{directive} {ACCOUNT}")
+    assert changed[0].service_units is None
+    check_budget(changed, None)
+    with pytest.raises(UserError, match=rf"directives\.{name} changes what a job costs.*leave it out, and {instead}"):
+        check_budget(changed, 1000.0)
+    # Delta's rule counts no memory of an A100, and one node is the default.
+    same = "sites.delta.directives={mem:null,mem-per-cpu:4G,nodes:null}"
+    (point,) = points(f"gpu=a100 site=delta {same} {ACCOUNT}")
+    assert (point.service_units is None) == ("a100" in point.site.charging.mem_gb_per_unit)
+
+
 def test_charging_rule_that_makes_a_sweep_free_is_refused():
     """Regression: `charge_factor=-1` passed any budget."""
     with composer() as compose:

@@ -315,6 +315,13 @@ def test_manifest_of_another_program_is_no_run(capsys, tmp_path):
     assert "nothing was submitted" in capsys.readouterr().out
 
 
+def test_a_variable_that_the_shell_left_in_the_sweep_directory_is_refused(capsys, tmp_path):
+    """Regression: a folder of the name $SCRATCH was made."""
+    overrides = ["gpu=cpu", "recipe=cpu", "telemetry=none", "dry_run=true"]
+    assert main(["-m", *overrides, f"hydra.sweep.dir='{tmp_path}/$SCRATCH/sweep'"]) == 2
+    assert "the shell left $SCRATCH as it is" in capsys.readouterr().err
+
+
 def test_sweep_that_was_moved_to_such_a_directory_is_not_rerun(capsys, tmp_path):
     replace_json(tmp_path / "a:b" / "sweep.json", SWEEP)
     for options in ([], ["--dry-run"]):

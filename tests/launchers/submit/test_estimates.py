@@ -48,6 +48,7 @@ def test_json_has_what_is_likely(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 0.7 < likely["share"] < 0.8
     assert likely["service_units"][0] < array["points"][0]["service_units"]
     assert likely["rate"]["source"].startswith("ratio of the poster, ")
+    assert (likely["rate"]["joules_per_image"], likely["joules"]) == (None, None)  # it was 0.0
 
 
 def test_points_that_do_not_fit_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +94,27 @@ def test_what_is_not_predicted_is_said_once_and_refuses_nothing(
     assert "likely" not in text
     assert dry_run(tmp_path, "gpu=a40", "batch=auto") == 0
     assert "memory" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", ["model.unet.block_out_channels=[32,64,64,64]", "workload.optimizer=adafactor"])
+def test_nothing_is_predicted_of_another_network_or_optimizer(
+    other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: the figures of the model's own network left a point out that fits."""
+    assert dry_run(tmp_path, "gpu=a40", "batch=32", other) == 0
+    text = capsys.readouterr().out
+    assert "memory: not predicted for 1 of 1 point" in text
+    assert "likely" not in text
+
+
+def test_a_training_cut_at_its_time_limit_takes_the_energy_until_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: 1.4 kWh in an hour of one card of 700 W."""
+    cut = ["gpu=h200", "batch=16", "workload.train_steps=20000", "sites.delta.requeue.request=false", "time_min=60"]
+    assert dry_run(tmp_path, *cut) == 0
+    (kwh,) = re.findall(r"likely 1 \(1 to 1\) h of jobs, .*?([\d.]+) kWh", capsys.readouterr().out)
+    assert 0.5 < float(kwh) < 0.7
 
 
 def test_grid_intensity_gives_the_co2_of_the_energy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
