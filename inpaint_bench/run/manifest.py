@@ -72,15 +72,22 @@ class ManifestFile:
 
     @classmethod
     def start(cls, run_dir: Path, bench: BenchConfig, config: DictConfig, overrides: list[str]) -> Self:
-        """Write the manifest of an attempt that begins now. That of an earlier start, of a requeued job, is renamed."""
+        """Write the manifest of an attempt that begins now. That of an earlier start in the directory is renamed.
+
+        A single run goes on under the id of the earlier one, as a requeued job does. Raises UserError if that was
+        another.
+        """
         path, number = run_dir / MANIFEST, 1
+        record = _initial_record(bench, config, overrides)
         if path.exists():
+            if not bench.identity.run_id:
+                _take_over(record, path)
             while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
                 number += 1
             path.rename(target)
             log.warning("%s of an earlier start was renamed to %s", path, target.name)
         (run_dir / SCHEDULER).unlink(missing_ok=True)  # describes the earlier start
-        return cls.create(run_dir, _initial_record(bench, config, overrides))
+        return cls.create(run_dir, record)
 
     @classmethod
     def create(cls, run_dir: Path, record: Manifest) -> Self:
@@ -196,6 +203,21 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
         study=to_record(asdict(bench.study), Study),
         telemetry=TelemetryState(source=bench.telemetry.source),
     )
+
+
+def _take_over(record: Manifest, path: Path) -> None:
+    """Give a run the id of an earlier start of it. Raises UserError if that executed something else."""
+    earlier = None
+    with suppress(OSError, ValueError):
+        earlier = read_record(path, Manifest)
+    if earlier is None:
+        return
+    for name in ("workload", "model", "variant", "recipe", "gpu", "batch_requested", "gpus", "nodes", "seed"):
+        was, now = getattr(earlier, name), getattr(record, name)
+        if was != now:
+            key = name.removesuffix("_requested")
+            raise UserError(f"{path.parent}: holds a run with {key}={was}, and this has {now}; name another hydra.run.dir")
+    record.run_id = earlier.run_id
 
 
 def check_owner(run_dir: Path, run_id: str) -> None:

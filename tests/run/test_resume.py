@@ -435,6 +435,21 @@ class TestKillInALongWindow:
         assert {step: found[step] for step in range(20)} == expected(unbroken, 20), "done twice, with the same bits"
         assert len(found) > 20
 
+    def test_a_single_run_that_goes_on_is_one_run_and_valid(self, tmp_path: Path) -> None:
+        """Regression: it had a new id at each start, and `merge` called its own rows those of another run."""
+        overrides = training(60, "workload.warmup_steps=3")
+        cut(tmp_path / "run", *overrides, at=30, by=signal.SIGTERM)
+        earlier = manifest(tmp_path / "run")["run_id"]
+        assert whole(tmp_path / "run", *overrides)["run_id"] == earlier
+        merge([tmp_path / "run"], tmp_path / "dataset")
+        (row,) = pl.read_parquet(tmp_path / "dataset" / "runs.parquet").to_dicts()
+        assert (row["run_id"], row["invalid_reason"], row["valid"]) == (earlier, None, True)
+
+    def test_a_single_run_of_another_batch_does_not_go_on(self, tmp_path: Path) -> None:
+        cut(tmp_path, *training(60), at=3, by=signal.SIGKILL)
+        with pytest.raises(UserError, match="holds a run with batch=2, and this has 8; name another"):
+            whole(tmp_path, *training(60), "batch=8")
+
 
 class TestBenchmark:
     def test_writes_no_checkpoint_and_records_no_resume(self, tmp_path: Path) -> None:
