@@ -215,8 +215,8 @@ def _take_over(record: Manifest, path: Path) -> None:
     for name in ("workload", "model", "variant", "recipe", "gpu", "batch_requested", "gpus", "nodes", "seed"):
         was, now = getattr(earlier, name), getattr(record, name)
         if was != now:
-            key = name.removesuffix("_requested")
-            raise UserError(f"{path.parent}: holds a run with {key}={was}, and this has {now}; name another hydra.run.dir")
+            other = f"holds a run with {name.removesuffix('_requested')}={was}, and this has {now}"
+            raise UserError(f"{path.parent}: {other}; name another hydra.run.dir")
     record.run_id = earlier.run_id
 
 
