@@ -272,8 +272,8 @@ def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
     wished = " ".join(f"{key}={wish[key]}" for key in ("model", *chosen))
     changes = "; ".join(f"{key}={list_some(list(map(str, sorted(each))), 6)}" for key, each in values.items() if each)
     if any(_options(wish, cells, user, any_length=True)):
-        how = "request: true of requeue in the site's file lets it, but not in a container"
-        return f"{wished}: takes longer than a job may run, and no job here would requeue itself; {how}"
+        how = "set requeue.request in the site file; a job in a container cannot requeue itself"
+        return f"{wished}: takes longer than a job may run, and no job would requeue itself there; {how}"
     alternatives = f" If one of these changes, there is {changes}." if changes else ""
     return f"{wished}: no option is known.{alternatives} Run it once, merge, and name the dataset with --datasets"
 
