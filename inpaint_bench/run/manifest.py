@@ -206,16 +206,21 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
 
 
 def _take_over(record: Manifest, path: Path) -> None:
-    """Give a run the id of an earlier start of it. Raises UserError if that executed something else."""
+    """Give a run the id of an earlier start of it, perhaps on another number of GPUs.
+
+    Raises UserError if that executed something else.
+    """
     earlier = None
     with suppress(OSError, ValueError):
         earlier = read_record(path, Manifest)
     if earlier is None:
         return
-    for name in ("workload", "model", "variant", "recipe", "gpu", "batch_requested", "gpus", "nodes", "seed"):
-        was, now = getattr(earlier, name), getattr(record, name)
+    pairs = {name: (getattr(earlier, name), getattr(record, name)) for name in ("workload", "model", "variant", "seed")}
+    if earlier.batch and record.batch:
+        pairs["images per step"] = earlier.batch * (earlier.gpus or 1), record.batch * (record.gpus or 1)
+    for name, (was, now) in pairs.items():
         if was != now:
-            other = f"holds a run with {name.removesuffix('_requested')}={was}, and this has {now}"
+            other = f"holds a run with {name} {was}, and this has {now}"
             raise UserError(f"{path.parent}: {other}; name another hydra.run.dir")
     record.run_id = earlier.run_id
 

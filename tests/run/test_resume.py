@@ -447,7 +447,7 @@ class TestKillInALongWindow:
 
     def test_a_single_run_of_another_batch_does_not_go_on(self, tmp_path: Path) -> None:
         cut(tmp_path, *training(60), at=3, by=signal.SIGKILL)
-        with pytest.raises(UserError, match="holds a run with batch=2, and this has 8; name another"):
+        with pytest.raises(UserError, match="holds a run with images per step 2, and this has 8; name another"):
             whole(tmp_path, *training(60), "batch=8")
 
 
