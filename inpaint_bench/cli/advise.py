@@ -208,17 +208,17 @@ def _options(
     sites = [path.stem for path in sorted((conf_dir() / "site").glob("*.yaml")) if path.stem not in (*CHOSEN, "local")]
     for site in sites if "site" not in wish else [wish["site"]]:
         content = read_config_file(conf_dir() / "site" / f"{site}.yaml", "site")
-        grid = user.get(f"sites.{site}.grid_gco2_per_kwh", content.get("grid_gco2_per_kwh"))
+        prefix = f"sites.{site}."
+        own = {key.removeprefix(prefix): value for key, value in user.items() if key.startswith(prefix)}
+        grid = own.get("grid_gco2_per_kwh", content.get("grid_gco2_per_kwh"))
         is_slurm = content.get("connect", {}).get("method") != "local"
         image = content.get("environment", {}).get("container", {}).get("image")
-        image = user.get(f"sites.{site}.environment.container.image", image)  # it has no scontrol
-        requeues = any_length or (content.get("requeue", {}).get("request") and not image)
+        has_scontrol = not own.get("environment.container.image", image)
+        requeues = any_length or (content.get("requeue", {}).get("request") and has_scontrol)
         for gpu in sorted(content.get("gpus", {}).keys() & ({wish["gpu"]} if "gpu" in wish else rates.cards().keys())):
             entry, charge = content["gpus"][gpu], site_rates.rate(site, gpu)
-            price = user.get(f"sites.{site}.charging.price_per_unit", charge.price_per_unit)
-            if user.get(f"sites.{site}.charging.currency", charge.currency or "USD") != "USD":
-                price = None
-            longest = entry.get("max_minutes")
+            in_usd = own.get("charging.currency", charge.currency or "USD") == "USD"
+            price = own.get("charging.price_per_unit", charge.price_per_unit) if in_usd else None
             for work, gpus, batch in sorted(shapes):
                 rate = rates.find(work, gpu, batch, cells, gpus=gpus)
                 if rate is None or (is_slurm and gpus > entry.get("max_per_node", 1)):
@@ -229,12 +229,9 @@ def _options(
                     continue
                 images = wish["images"] * wish["epochs"]
                 hours, joules = scaled(rate.seconds(images), 1 / 3600), rate.joules(images)
-                time_min, starts = max(10, math.ceil(hours[2] * 66)), 1
-                if isinstance(longest, int) and time_min > longest:
-                    if not requeues:
-                        continue
-                    # The training requeues itself there, and begins once more.
-                    time_min, starts = longest, math.ceil(time_min / longest)
+                time_min, starts = _time_limit(hours[2], entry.get("max_minutes"))
+                if starts > 1 and not requeues:
+                    continue
                 charged, per_hour = charge.unit != site_rates.GPU_HOURS.unit, charge.units_per_gpu_hour * gpus
                 units = scaled(hours, per_hour) if charged else None
                 yield Option(
@@ -258,8 +255,12 @@ def _is_wanted(recipe: str, wished: str | None) -> bool:
 
 def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, Any]) -> str:
     """Return that nothing fits the wishes, and for each of them with which values there would be an option."""
-    values: dict[str, Iterable[Any]] = {}
     chosen = [key for key in ("gpu", "gpus", "px", "batch", "recipe", "site") if key in wish]
+    wished = " ".join(f"{key}={wish[key]}" for key in ("model", *chosen))
+    if any(_options(wish, cells, user, any_length=True)):
+        how = "set requeue.request in the site file; a job in a container cannot requeue itself"
+        return f"{wished}: takes longer than a job may run, and no job would requeue itself there; {how}"
+    values: dict[str, Iterable[Any]] = {}
     for key in chosen:
         others = {name: value for name, value in wish.items() if name != key}
         if key == "px":
@@ -269,13 +270,17 @@ def _nothing(wish: dict[str, Any], cells: Sequence[rates.Cell], user: dict[str, 
             values[key] = {getattr(option, key) for option in _options(others, cells, user)}
     if "site" not in wish and any(_options({**wish, "site": "local"}, cells, user)):
         values["site"] = ["local (this machine)"]
-    wished = " ".join(f"{key}={wish[key]}" for key in ("model", *chosen))
     changes = "; ".join(f"{key}={list_some(list(map(str, sorted(each))), 6)}" for key, each in values.items() if each)
-    if any(_options(wish, cells, user, any_length=True)):
-        how = "set requeue.request in the site file; a job in a container cannot requeue itself"
-        return f"{wished}: takes longer than a job may run, and no job would requeue itself there; {how}"
     alternatives = f" If one of these changes, there is {changes}." if changes else ""
     return f"{wished}: no option is known.{alternatives} Run it once, merge, and name the dataset with --datasets"
+
+
+def _time_limit(most_h: float, longest: Any) -> tuple[int, int]:
+    """Return `time_min` of a training that takes at most so long, and its starts; `longest`: minutes a job may have."""
+    time_min = max(10, math.ceil(most_h * 66))
+    if isinstance(longest, int) and time_min > longest:
+        return longest, math.ceil(time_min / longest)
+    return time_min, 1
 
 
 def _command(

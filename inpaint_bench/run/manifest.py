@@ -143,12 +143,8 @@ class ManifestFile:
 
     def earlier_starts(self) -> list[Manifest]:
         """Return the manifests of earlier starts in this directory; unreadable ones are left out."""
-        records = []
-        for path in self.path.parent.glob(f"{self.path.stem}.*{self.path.suffix}"):
-            with suppress(OSError, ValueError):
-                if (record := read_record(path, Manifest)) is not None:
-                    records.append(record)
-        return records
+        paths = self.path.parent.glob(f"{self.path.stem}.*{self.path.suffix}")
+        return [record for record in map(_read, paths) if record is not None]
 
     def _release_reserve(self) -> None:
         self.path.with_name(RESERVE).unlink(missing_ok=True)
@@ -205,15 +201,19 @@ def _initial_record(bench: BenchConfig, config: DictConfig, overrides: list[str]
     )
 
 
+def _read(path: Path) -> Manifest | None:
+    """Return the manifest in a file, None if it cannot be read."""
+    with suppress(OSError, ValueError):
+        return read_record(path, Manifest)
+    return None
+
+
 def _take_over(record: Manifest, path: Path) -> None:
     """Give a run the id of an earlier start of it, perhaps on another number of GPUs.
 
     Raises UserError if that executed something else.
     """
-    earlier = None
-    with suppress(OSError, ValueError):
-        earlier = read_record(path, Manifest)
-    if earlier is None:
+    if (earlier := _read(path)) is None:
         return
     pairs = {name: (getattr(earlier, name), getattr(record, name)) for name in ("workload", "model", "variant", "seed")}
     if earlier.batch and record.batch:

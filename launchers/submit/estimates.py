@@ -56,7 +56,7 @@ def estimate(points: Sequence[Point]) -> dict[int, Estimate]:
     found: dict[int, Estimate] = {}
     for point in points:
         bench, peak, rate = point.bench, None, None
-        if _is_predicted(bench) and not _is_other_work(point):
+        if _is_predicted(bench) and not _changes_network_or_optimizer(point):
             work, shape = rates.work_of(bench), (bench.batch_size, bench.gpus, bench.nodes)
             peak = memory.predict_point(bench)
             rate = find(tuple(bench.datasets), work, bench.gpu.name, *shape)
@@ -173,8 +173,8 @@ def _is_predicted(bench: BenchConfig) -> bool:
     return not bench.searches_batch and not bench.demonstration and bool(bench.gpu.memory_gb)
 
 
-def _is_other_work(point: Point) -> bool:
-    """Return whether a network is not that of the model's file, or the optimizer not that of all known runs."""
+def _changes_network_or_optimizer(point: Point) -> bool:
+    """Return whether a point overrides a network of its model, or trains without AdamW: no known run did that."""
     changed = any(re.match(r"model\.(unet|transformer|vae|text_encoder)", override_key(o)) for o in point.overrides)
     return changed or getattr(point.bench.workload, "optimizer", "adamw") != "adamw"
 

@@ -329,7 +329,7 @@ def _times_ratio(
     return replace(
         rate,
         images_per_s=rate.images_per_s * ratio,
-        joules_per_image=None,  # nobody published the power of two cards at several batches
+        joules_per_image=None,  # no source has the power of both cards at several batches
         source=f"{of}, times {base} {rate.source.removeprefix('measured ')}",
         measured=False,
         ratio_spread=(least / ratio, most / ratio),

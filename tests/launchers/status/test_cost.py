@@ -228,10 +228,11 @@ def test_directive_that_the_charging_rule_does_not_see_makes_the_cost_unknown(
     check_budget(changed, None)
     with pytest.raises(UserError, match=rf"directives\.{name} changes what a job costs.*leave it out, and {instead}"):
         check_budget(changed, 1000.0)
-    # Delta's rule counts no memory of an A100, and one node is the default.
-    same = "sites.delta.directives={mem:null,mem-per-cpu:4G,nodes:null}"
-    (point,) = points(f"gpu=a100 site=delta {same} {ACCOUNT}")
-    assert (point.service_units is None) == ("a100" in point.site.charging.mem_gb_per_unit)
+    # Delta's rule counts memory, and one node is the default.
+    (point,) = points(f"gpu=a100 site=delta sites.delta.directives={{mem:null,mem-per-cpu:4G}} {ACCOUNT}")
+    assert point.service_units is None
+    (point,) = points(f"gpu=a100 site=delta sites.delta.directives={{nodes:null}} {ACCOUNT}")
+    assert point.service_units is not None
 
 
 def test_charging_rule_that_makes_a_sweep_free_is_refused():
